@@ -49,6 +49,8 @@ demo: $(INSTALLED) ## train a draft head for SmolLM2, then compare ways of draft
 
 demo-tiny: $(INSTALLED) ## the same with a tiny target that comes with the repository, without a download
 	$(BIN)/python -m train --config configs/demo.yaml
+	@# What an earlier head or other code measured is not resumed.
+	rm -f runs/demo/compare.jsonl
 	$(BIN)/python -m eval --config configs/demo_eval.yaml
 
 test: $(INSTALLED) ## run the tests but those marked long (ARGS="-k tree" for some of them)
@@ -74,7 +76,8 @@ format: $(INSTALLED) ## put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## measure decoding with the head of demo-tiny, into runs/bench
+bench: $(INSTALLED) ## measure decoding with the head of demo-tiny anew, into runs/bench
+	rm -f runs/bench/compare.jsonl
 	$(BIN)/python -m eval --config configs/demo_eval.yaml report_dir=runs/bench $(ARGS)
 
 gpu: ## on a machine with an NVIDIA GPU: its tests and benches, into docs/benchmarks

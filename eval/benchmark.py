@@ -1,6 +1,6 @@
 """Ways of decoding, and what they do with the same prompts, in turns.
 
-Commands that decode reach the drafters and the decoder through this file alone.
+Commands that decode prompts do so through this file alone.
 """
 
 import time
@@ -143,7 +143,10 @@ def make_batches(
 def warm_up(work: Iterable[tuple[Hashable, Method, Batch]], times: int) -> None:
     """Decode one batch of every array shape by every method, untimed; the first time compiles.
 
-    What stands before a method tells it from others.
+    Args:
+      work: methods with the batches that they will decode; the first of each triple tells methods
+        apart.
+      times: runs of each method and array shape.
     """
     chosen = {}
     for name, method, batch in work:

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import yaml
 
 from redrafter_jax.command_line import make_folder
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.head_drafter import check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_drafter, load_drafter
@@ -26,7 +26,7 @@ from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.mesh import data_shards
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
-from redrafter_jax.text.prompts import EncodedPrompts
+from redrafter_jax.text.prompts import EncodedPrompts, rows_decoded
 
 from . import summary, tables
 from .abstract import bytes_of
@@ -37,14 +37,14 @@ from .metrics import answer_lines
 from .plan import call_bytes, draft_bytes, embedding_bytes
 from .questions import find_target, read_questions
 from .report import (
-    TREE,
     describe_device,
     describe_sampling,
     describe_versions,
     show,
     write_report,
 )
-from .summary import BASELINE
+from .summary import BASELINE, Way
+from .trees import TREE
 
 DEFINITIONS = summary.DEFINITIONS | {
     "ways": "drafter and tree of every way of drafting; a tree of null is the baseline, where the "
@@ -56,13 +56,6 @@ DEFINITIONS = summary.DEFINITIONS | {
     "training_seeds": "of the runs that trained the heads, by the config.yaml beside their folders",
     "identity": "all that the measurements depend on; prompts and files by their digests",
 }
-
-
-class Way(NamedTuple):
-    """A way of drafting: the drafter's folder or hub id, and how its trees are drafted."""
-
-    drafter: str | None
-    tree: TreeConfig | None
 
 
 def compare(settings: CompareSettings) -> None:
@@ -78,21 +71,23 @@ def compare(settings: CompareSettings) -> None:
     found = find_target(settings)
     batch_size = settings.batch_size or (1 if settings.clock else None)
     questions = read_questions(found, settings, batch_size)
-    prompts = len(questions.first.rows)
-    ways = [_ways(settings, batch_size or prompts, sampling) for sampling in settings.samplings]
+    rows = rows_decoded(questions.first.prompts)[-1]
+    batch_size = min(batch_size or rows, rows)
+    ways = [_ways(settings, sampling) for sampling in settings.samplings]
     every = dict.fromkeys(way for own in ways for way in own.values())
-    models = {way.drafter: find_drafter(way.drafter) for way in every if way.drafter is not None}
-    for way in every:
-        if way.drafter is not None and way.tree is not None:
-            check_pair(found.files.config, models[way.drafter].config, way.tree)
+    # A head without a tree drafts nothing, and is not read.
+    drafted = [(way.drafter, way.tree) for way in every if way.drafter and way.tree]
+    models = {name: find_drafter(name) for name in dict(drafted)}
+    for name, tree in drafted:
+        check_pair(found.files.config, models[name].config, tree)
     if is_first():
         make_folder(settings.report_dir, "report_dir")
     path = settings.report_dir / "compare.json"
     identity = _identify(settings, found.files.digest(), questions.first, ways, models)
     measured = open_measured(path.with_suffix(".jsonl"), identity)
     target = found.files.load(settings.dtype, found.mesh)
-    rows = min(batch_size or prompts, prompts) // data_shards(found.mesh)
-    methods, weights = _load_methods(target, every, settings.dtype, rows)
+    shard_rows = batch_size // data_shards(found.mesh)
+    methods, weights = _load_methods(target, every, settings.dtype, shard_rows)
     asked = [
         questions.encode_turns(target, sampling, partial(measured.answer, index))
         for index, sampling in enumerate(settings.samplings)
@@ -100,11 +95,11 @@ def compare(settings: CompareSettings) -> None:
     before = _decode_missing(settings, batch_size, ways, methods, asked, measured)
     if not is_first():
         return
-    per_token = rows * _cache_bytes(target, settings.dtype)
+    per_token = shard_rows * _cache_bytes(target, settings.dtype)
     cases = []
     for index, (sampling, own) in enumerate(zip(settings.samplings, ways, strict=True)):
         turns = [turn for turn in measured.turns[index] if turn.repeat < settings.repeats]
-        case = summary.summarize(asked[index], batch_size or len(asked[index].rows), turns)
+        case = summary.summarize(asked[index], batch_size, turns)
         for name, way in own.items():
             _add_costs(case, name, methods[way].num_nodes, weights[way], per_token)
         told = {"sampling": asdict(sampling), "described": describe_sampling(sampling)}
@@ -117,14 +112,10 @@ def compare(settings: CompareSettings) -> None:
             for name, way in own.items()
         }
         cases.append({**told, "ways": described, **case})
-        trees = {name: way for name, way in own.items() if name != BASELINE}
-        judge = summary.judge_case if settings.clock else summary.most_accepted
-        cases[-1]["verdict"] = judge(
-            case, {name: (way.tree, way.drafter) for name, way in trees.items()}
-        )
+        cases[-1]["verdict"] = summary.judge_case(case, own, settings.clock)
     measures = {
         "samplings": cases,
-        "batch_size": batch_size or len(asked[0].rows),
+        "batch_size": batch_size,
         "target": asdict(target.config),
         "training_seeds": training_seeds(models),
         "identity": identity,
@@ -159,7 +150,7 @@ def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> 
         print(f"{case['described']}: {case['verdict']['sentence']}")
 
 
-def _ways(settings: CompareSettings, batch_size: int, sampling: SamplingConfig) -> dict[str, Way]:
+def _ways(settings: CompareSettings, sampling: SamplingConfig) -> dict[str, Way]:
     """By name the baseline and all ways of drafting, one for each tree of a grid.
 
     Raises:
@@ -169,7 +160,7 @@ def _ways(settings: CompareSettings, batch_size: int, sampling: SamplingConfig) 
     for name, one in settings.drafters.items():
         if one.tree == "auto":
             assert one.drafter is not None
-            tree = load_tree(one.drafter, batch_size, sampling.temperature)
+            tree = load_tree(one.drafter, settings.batch_size or 1, sampling.temperature)
             ways[name] = Way(one.drafter, tree)
             continue
         trees = one.tree.build()
@@ -206,7 +197,7 @@ def _identify(
         **{
             f"drafters.{name}": {
                 "files": digests.get(way.drafter or ""),
-                "trees": [tree and asdict(tree) for own in ways for tree in [own[name].tree]],
+                "trees": [tree and asdict(tree) for tree in (own[name].tree for own in ways)],
             }
             for name, way in ways[0].items()
             if name != BASELINE
@@ -231,7 +222,7 @@ def _load_methods(
     load_once = cache(partial(load_drafter, dtype=dtype, mesh=target.mesh))
     methods, weights = {}, {}
     for way in ways:
-        head = None if way.drafter is None else load_once(way.drafter)
+        head = load_once(way.drafter) if way.drafter and way.tree else None
         methods[way] = drafting(target, head, way.tree)
         weights[way] = call_bytes(target, methods[way].num_nodes, row_bytes)
         if head is not None and way.tree is not None:
@@ -241,7 +232,7 @@ def _load_methods(
 
 def _decode_missing(
     settings: CompareSettings,
-    batch_size: int | None,
+    batch_size: int,
     ways: Sequence[Mapping[str, Way]],
     methods: Mapping[Way, Method],
     asked: Sequence[EncodedPrompts],

@@ -1,13 +1,10 @@
 """Settings of the commands of `python -m eval` that decode, validated by pydantic at the edge."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Field,
     GetPydanticSchema,
     NonNegativeInt,
@@ -18,12 +15,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
-from redrafter_jax.files.tree_table import as_tuples
 from redrafter_jax.settings.files import Settings
-from redrafter_jax.settings.sections import BuildableSettings, MeshSettings, SamplingSettings
+from redrafter_jax.settings.sections import MeshSettings, SamplingSettings
 from redrafter_jax.text.prompts import Turns
+
+from .trees import TreeGrid, with_budget
 
 
 class TargetSettings(Settings):
@@ -72,62 +71,21 @@ class RowSettings(Settings):
     stop: Literal["eos", "never"] = "eos"
 
 
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-type Values[T] = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1)]
-
-
-class TreeGrid(BuildableSettings):
-    """Trees of every combination of these fields of `TreeConfig`, each a value or a list of them.
-
-    The first field changes last; `static_tree` is one value.
-    """
-
-    beam_width: Values[int] = [TreeConfig.beam_width]
-    draft_rounds: Values[int] = [TreeConfig.draft_rounds]
-    final_beams_only: Values[bool] = [TreeConfig.final_beams_only]
-    rerank: Values[bool] = [TreeConfig.rerank]
-    candidates: Values[int | None] = [TreeConfig.candidates]
-    lookup_tokens: Values[int] = [TreeConfig.lookup_tokens]
-    num_nodes: Values[int | None] = [TreeConfig.num_nodes]
-    sharpness: Values[float] = [TreeConfig.sharpness]
-    static_tree: Annotated[bool | tuple[tuple[int, ...], ...], BeforeValidator(as_tuples)] = (
-        TreeConfig.static_tree
-    )
-
-    def build(self) -> list[TreeConfig]:
-        """The library's configuration of every tree, its budget written out; none comes twice."""
-        lists = {name: _as_list(value) for name, value in self}
-        trees = (
-            TreeConfig(**dict(zip(lists, one, strict=True))) for one in product(*lists.values())
-        )
-        return list(dict.fromkeys(map(_plain, trees)))
-
-
-def _plain(tree: TreeConfig) -> TreeConfig:
-    """The same tree with its budget as `num_nodes`, and `rerank` only if it adds extensions."""
-    if isinstance(tree.static_tree, tuple):  # the paths are the nodes
-        return tree
-    rerank = tree.extensions > tree.beam_width
-    return replace(tree, num_nodes=tree.budget, rerank=rerank)
-
-
-def build_all(grids: Iterable[TreeGrid]) -> list[TreeConfig]:
-    """The trees of all grids, in their order; none comes twice."""
-    return list(dict.fromkeys(tree for grid in grids for tree in grid.build()))
-
-
 def _unless_auto(value: Any, handle: Callable[[Any], Any]) -> Any:
     return value if value == "auto" else handle(value)
+
+
+def _grid_or_auto(value: Any, handle: Callable[[Any], Any]) -> Any:
+    if not isinstance(value, dict | TreeGrid) and value != "auto":
+        raise PydanticCustomError("tree", "Input should be auto or fields such as {beam_width: 4}")
+    return _unless_auto(value, handle)
 
 
 # "auto" is no member of a union here, whose every member pydantic would blame for a wrong key.
 TreesSettings = Annotated[
     TreeGrid | Literal["auto"],
     GetPydanticSchema(lambda _, handler: handler(TreeGrid)),
-    WrapValidator(_unless_auto),
+    WrapValidator(_grid_or_auto),
     WrapSerializer(_unless_auto),
 ]
 
@@ -151,7 +109,7 @@ class DraftingSettings(Settings):
         if self.drafter is None and self.tree != "auto":
             for tree in self.tree.build():
                 tokens = tree.lookup_tokens
-                if not tokens or tree != _plain(TreeConfig(lookup_tokens=tokens)):
+                if not tokens or tree != with_budget(TreeConfig(lookup_tokens=tokens)):
                     raise ValueError(f"tree is {tree} {_LOOKUP_ALONE}")
         return self
 
@@ -172,7 +130,8 @@ class CompareSettings(RowSettings, TargetSettings):
       batch_size: prompts decoded together; None is one, or without the clock all of them.
       samplings: how tokens are chosen, each in turn.
       clock: false counts tokens, target calls and equal texts alone, which do not depend on the
-        machine: nothing is timed, warmed up or repeated.
+        machine: nothing is timed, warmed up or repeated, and `tree: auto` takes the tree for one
+        prompt unless `batch_size` is given.
       repeats: timed runs of every method per batch, in turns.
       warm_ups: untimed runs per method and array shape, the one that compiles included.
     """
@@ -195,11 +154,12 @@ class CompareSettings(RowSettings, TargetSettings):
 
     @model_validator(mode="after")
     def _nothing_to_repeat(self) -> "CompareSettings":
-        if not self.clock and self.repeats > 1:
-            raise ValueError(
-                f"repeats is {self.repeats} and clock is false, which counts what is the same in "
-                "every repeat; leave repeats out, or give clock=true"
-            )
+        for name, times in (("repeats", self.repeats), ("warm_ups", self.warm_ups)):
+            if not self.clock and times > 1:
+                raise ValueError(
+                    f"{name} is {times} and clock is false, which counts what is the same every "
+                    f"time; give {name}=1, or clock=true"
+                )
         return self
 
 

@@ -52,13 +52,15 @@ class Race(NamedTuple):
 
 
 def find_fastest(
-    drafts: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race
+    trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race
 ) -> list[Tried]:
-    """All trees that were measured, finalists first and of them the fastest.
+    """All trees that were measured: first the finalists, the fastest of them first.
 
-    The entrants take a quarter of the turns. Half as many stay, as many of the trees most like
-    these join, and all take half of the turns; then a quarter as many, and three quarters. As many
-    as the finalists stay and join at least. Where time runs out the best so far are finalists.
+    In the first of three rounds the entrants take a quarter of the turns. Then the faster half of
+    them stays, as many untried trees join, those most like it, and all of these take half of the
+    turns. For the third round, of three quarters of the turns, half as many stay and join. No fewer
+    stay, or join, than there are finalists. At the end the fastest trees take all turns, as the
+    finalists; when time runs out, that follows at once.
     """
     tried = {tree: Tried(tree) for tree in entrants}
     alive = list(tried.values())
@@ -69,7 +71,7 @@ def find_fastest(
             break
         keep = max(race.finalists, math.ceil(keep / 2))
         alive = alive[:keep]
-        joining = _neighbours([one.tree for one in alive], drafts, tried, keep)
+        joining = _neighbours([one.tree for one in alive], trees, tried, keep)
         tried |= {tree: Tried(tree) for tree in joining}
         alive += [tried[tree] for tree in joining]
     alive = _take_turns(_ranked(alive)[: race.finalists], race.turns, race, final=True)
@@ -77,7 +79,7 @@ def find_fastest(
     return [*alive, *_ranked(others)]
 
 
-def tree_turns(drafts: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race) -> int:
+def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race) -> int:
     """How many turns all trees take together, where time is not limited."""
     count = 0
 
@@ -86,13 +88,13 @@ def tree_turns(drafts: Sequence[TreeConfig], entrants: Sequence[TreeConfig], rac
         count += len(trees)
         return [1.0] * len(trees)
 
-    find_fastest(drafts, entrants, Race(lambda _: None, measure, race.turns, race.finalists))
+    find_fastest(trees, entrants, Race(lambda _: None, measure, race.turns, race.finalists))
     return count
 
 
-def pick_diverse(drafts: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
-    """Trees of very different sizes: fewest and most nodes, then those most unlike the chosen."""
-    sizes = np.stack([_sizes(tree) for tree in drafts])
+def pick_diverse(trees: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
+    """The trees of fewest and of most nodes, then one by one the tree most unlike those chosen."""
+    sizes = np.stack([_sizes(tree) for tree in trees])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
     while len(chosen) < count:
         distances = np.abs(sizes[:, None] - sizes[chosen]).sum(axis=2).min(axis=1)
@@ -100,13 +102,14 @@ def pick_diverse(drafts: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
         if distances.max() < 0:
             break
         chosen.append(int(distances.argmax()))
-    return [drafts[index] for index in chosen]
+    return [trees[index] for index in chosen]
 
 
 def _take_turns(alive: Sequence[Tried], turns: int, race: Race, final: bool) -> list[Tried]:
-    """Let the trees take the turns that they lack; the fastest first.
+    """The trees with so many turns each, the fastest first.
 
-    Where time is limited, trees that have not begun give way, and finalists to what is measured.
+    Where time is limited, trees that have not begun are left out, and turns too, but for the fewest
+    that a finalist needs.
     """
 
     def late(turn: int) -> bool:
@@ -137,12 +140,12 @@ def _ranked(trees: Sequence[Tried]) -> list[Tried]:
 
 def _neighbours(
     best: Sequence[TreeConfig],
-    drafts: Sequence[TreeConfig],
+    trees: Sequence[TreeConfig],
     tried: dict[TreeConfig, Tried],
     count: int,
 ) -> list[TreeConfig]:
     """Trees that were not tried, most like the best, the second best and so on, in turns."""
-    left = [tree for tree in drafts if tree not in tried]
+    left = [tree for tree in trees if tree not in tried]
     chosen: list[TreeConfig] = []
     while left and len(chosen) < count:
         sizes = _sizes(best[len(chosen) % len(best)])
@@ -154,7 +157,7 @@ def _neighbours(
 def _sizes(tree: TreeConfig) -> Float[np.ndarray, " sizes"]:
     """Logarithms of a tree's sizes, so that half and twice a size are equally far away.
 
-    The last three only tell apart trees of the same sizes.
+    What comes after the first four only tells apart trees of the same sizes.
     """
     return np.asarray(
         [
@@ -162,5 +165,7 @@ def _sizes(tree: TreeConfig) -> Float[np.ndarray, " sizes"]:
             0.5 * np.log2(tree.sharpness),
             0.5 * tree.rerank,
             0.5 * tree.final_beams_only,
+            0.5 * bool(tree.static_tree),
+            0.5 / (tree.candidates or math.inf),
         ]
     )

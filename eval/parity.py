@@ -52,10 +52,9 @@ DEFINITIONS = metrics.DEFINITIONS | {
     "chosen by: logits over the temperature, filtered, plus the noise of the absolute position; "
     "null where a filter decides, or a text has ended",
     "filtered": "a filter (top-k, top-p, min-p) drops one of the two tokens, or by rounding may",
-    "tie": "the target could choose either token if all logits of that pass moved by rounding: no "
-    "token is ahead of it by more than the tolerance of the dtype over the temperature, but for "
-    "those that a filter would drop, and a filter would keep it, had all logits moved by the "
-    "tolerance to that end",
+    "tie": "the target could choose either token, had rounding moved each logit of that pass by "
+    "the tolerance of the dtype or less: the filters would keep the token, and drop every token "
+    "that is ahead of it by more than the tolerance over the temperature",
     "largest_gap": "the largest size of a gap in the case",
     "ties": "divergences that are ties",
 }
@@ -192,18 +191,23 @@ class Scores(NamedTuple):
         return np.isfinite(jax.jit(filter_logits)(moved, self.sampling)[0, 0])
 
     def may_choose(self, token: int, tolerance: float) -> bool:
-        """Whether the token would be chosen if all logits moved by the tolerance to that end."""
+        """Whether it would be chosen, had rounding moved each logit by the tolerance or less.
 
+        Filters keep the largest logits. One movement has to make them keep the token, another to
+        make them drop all tokens ahead of it. These two are not one: the largest logit of all may
+        have to fall in the first and to rise in the second. But where the token can also pass the
+        tokens ahead in logits, some movement between the two does both.
+        """
         logits, scores = self.logits, self.unfiltered
-
-        def may_drop(one: int) -> bool:
-            by = np.where(logits >= logits[one] - 2 * tolerance, tolerance, -tolerance)
-            by[one] = -tolerance
-            return not self.keeps(by)[one]
-
-        ahead = self.keeps() & (scores > scores[token] + tolerance / self.temperature)
-        kept = self.keeps(np.where(logits <= logits[token], tolerance, -tolerance))[token]
-        return bool(kept) and all(map(may_drop, np.flatnonzero(ahead).tolist()))
+        if not self.keeps(np.where(logits > logits[token], -tolerance, tolerance))[token]:
+            return False
+        ahead = scores > scores[token] + tolerance / self.temperature
+        if not ahead.any():
+            return True
+        rival = int(np.where(ahead, logits, -np.inf).argmax())
+        down = ahead | (logits < logits[rival] - 2 * tolerance)
+        dropped = not self.keeps(np.where(down, -tolerance, tolerance))[rival]
+        return dropped and bool(logits[rival] <= logits[token] + 2 * tolerance)
 
 
 def score(target: Target, batch: Batch) -> list[Scores]:

@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,24 +16,6 @@ from rich.table import Table
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.settings.files import Settings
-
-# The fields that identify a tree, with their names in tables.
-TREE = {
-    "beam_width": "W",
-    "draft_rounds": "R",
-    "num_nodes": "N",
-    "lookup_tokens": "C",
-    "sharpness": "sharp",
-    "final_beams_only": "final",
-    "rerank": "rerank",
-    "candidates": "cand",
-}
-
-
-def tree_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The sizes of `TREE`, and those of its other fields that differ between rows."""
-    differs = {name: len({row[name] for row in rows}) > 1 for name in TREE}
-    return {name: word for name, word in TREE.items() if differs[name] or len(word) == 1}
 
 
 def write_report(

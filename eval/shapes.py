@@ -23,7 +23,7 @@ from redrafter_jax.settings.sections import (
     SamplingSettings,
 )
 
-from .config import TreeGrid
+from .trees import TreeGrid
 
 
 class TargetShape(BuildableSettings):

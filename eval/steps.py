@@ -23,11 +23,11 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 
 from .abstract import abstract_drafter, abstract_state, abstract_target, bytes_of, random_weights
-from .config import build_all
 from .metrics import quartiles
-from .report import TREE, describe_device, describe_sampling, make_table, show, write_report
+from .report import describe_device, describe_sampling, make_table, show, write_report
 from .shapes import StepsSettings
 from .step_parts import Timing, slots_needed, time_parts
+from .trees import TREE, build_all
 
 DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",

@@ -1,14 +1,14 @@
 """What `python -m eval compare` says of a sampling, from the runs of every method."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.verdict import Texts, Verdict, Way, judge
+from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
 
 from . import metrics
 from .benchmark import Run, TimedTurn
@@ -44,10 +44,23 @@ _NEXT = {
     "themselves",
 }
 _NO_TREE = (
-    "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or tree names "
-    "a tree."
+    "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or state a "
+    "tree as drafters.NAME.tree."
 )
-_TIMES = ("new_tokens", "prefill_seconds", "decode_seconds")
+# What the report has of every run.
+_RUN = ("new_tokens", "prefill_seconds", "decode_seconds")
+
+
+class Way(NamedTuple):
+    """A way of drafting: a drafter, and how its trees are drafted.
+
+    Attributes:
+      drafter: folder or hub id; None for prompt lookup alone.
+      tree: how trees are drafted; None is the baseline, where the drafter's table says so too.
+    """
+
+    drafter: str | None
+    tree: TreeConfig | None
 
 
 def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[TimedTurn]) -> dict[str, Any]:
@@ -85,7 +98,7 @@ def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[TimedTurn]
         ],
         "runs": [
             {"method": name, "batch": turn.batch, "repeat": turn.repeat}
-            | {field: getattr(run, field) for field in _TIMES}
+            | {field: getattr(run, field) for field in _RUN}
             for turn in turns
             for name, run in turn.runs.items()
         ],
@@ -193,24 +206,22 @@ def _interval(samples: Sequence[Float[np.ndarray, " n"]], statistic: Any) -> lis
     return None if np.isnan(low) or np.isnan(high) else [float(low), float(high)]
 
 
-def judge_case(
-    case: Mapping[str, Any], drafted: Mapping[str, tuple[TreeConfig | None, str | None]]
-) -> dict[str, Any]:
-    """The verdict on the methods of one sampling, for the report.
-
-    `drafted` has, of each method but the baseline, its trees and its drafter.
-    """
-    ways = []
-    for name, (tree, drafter) in drafted.items():
-        measures = case["methods"][name]
-        middle, ends = measures["speedup"], measures["speedup_quartiles"]
-        speedup = None if ends is None else (ends[0], middle, ends[1])
-        if tree is not None:
-            ways.append(Way(name, tree, drafter is not None, speedup, measures["accepted_by"]))
+def judge_case(case: Mapping[str, Any], ways: Mapping[str, Way], timed: bool) -> dict[str, Any]:
+    """The verdict on the ways of drafting of one sampling, for the report; by name."""
+    ways = {name: way for name, way in ways.items() if way.tree is not None}
     if not ways:
         return {"kind": "no tree", "method": BASELINE, "sentence": _NO_TREE}
+    if not timed:
+        return _most_accepted({name: case["methods"][name]["acceptance_length"] for name in ways})
+    measured = []
+    for name, way in ways.items():
+        own = case["methods"][name]
+        middle, ends = own["speedup"], own["speedup_quartiles"]
+        speedup = None if ends is None else (ends[0], middle, ends[1])
+        has_head = way.drafter is not None
+        measured.append(MeasuredWay(name, way.tree, has_head, speedup, own["accepted_by"]))
     said = case["answers"]
-    verdict = judge(ways, Texts(len(case["prompts"]), said["repeating"], said["short"]))
+    verdict = judge(measured, Texts(len(case["prompts"]), said["repeating"], said["short"]))
     sentence = verdict.then(_next_step(verdict))
     return {"kind": verdict.kind, "method": verdict.way.name, "sentence": sentence}
 
@@ -222,9 +233,8 @@ def _next_step(verdict: Verdict) -> str:
     return _NEXT[verdict.kind]
 
 
-def most_accepted(case: Mapping[str, Any], drafted: Iterable[str]) -> dict[str, Any]:
-    """In place of a verdict, where nothing was timed."""
-    lengths = {name: case["methods"][name]["acceptance_length"] for name in drafted}
+def _most_accepted(lengths: Mapping[str, float]) -> dict[str, Any]:
+    """In place of a verdict, where nothing was timed: of the largest acceptance length."""
     best = max(lengths, key=lambda name: lengths[name])
     sentence = (
         f"Most accepted: {best!r} gains {lengths[best]:.2f} tokens per target call; whether it is "
@@ -242,5 +252,5 @@ def lookup_lines(case: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"Warning: prompt lookup proposed {share:.0%} of the accepted tokens of {name!r}: "
                 "what it gains is not the head's; measure the head alone, with "
-                "tree.lookup_tokens=0."
+                "drafters.NAME.tree.lookup_tokens=0, and with a stated tree where it is auto."
             )

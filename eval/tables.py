@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.verdict import describe_tree
@@ -18,6 +18,7 @@ _ALL = "all prompts"
 _SCREEN = (
     *("method", "tok/s", "speedup", "quartiles", "decode", "acceptance", "lookup", "identical"),
 )
+_RATES = "accepted at depth 1, 2, ...:"
 _LONG = {"tok/s": "tokens/s", "decode": "decode only"}
 _COUNTS = ("method", "acceptance", "lookup", "drafted", "calls", "identical")
 _PAGE = (
@@ -58,7 +59,7 @@ _ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textas
 }
 
 
-def screen(report: Mapping[str, Any]) -> Iterator[Table]:
+def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """What fits on a screen: for each sampling all prompts, and categories where several are.
 
     Without the clock it is one table with a column of acceptance lengths for each sampling.
@@ -78,8 +79,12 @@ def screen(report: Mapping[str, Any]) -> Iterator[Table]:
         yield make_table("acceptance length", ["method", *columns, "identical"], rows)
         return
     for case in cases:
-        rows = [[cells[_LONG.get(name, name)] for name in _SCREEN] for cells in _cells(case, None)]
+        methods = list(_cells(case, None))
+        rows = [[cells[_LONG.get(name, name)] for name in _SCREEN] for cells in methods]
         yield make_table(case["described"], _SCREEN, rows)
+        for cells in methods:
+            rates = cells["rate per depth"] and f"; {_RATES} {cells['rate per depth']}"
+            yield f"{cells['method']}: {cells['ms per call']} ms per target call{rates}"
         if len(case["categories"]) > 1:
             names = ("category", "method", "speedup", "quartiles", "acceptance", "identical")
             rows = [
@@ -153,14 +158,13 @@ def _cells(case: Mapping[str, Any], category: str | None) -> Iterator[dict[str, 
     prompts = [row for row in case["prompts"] if category in (None, row["category"])]
     for name, measures in part["methods"].items():
         calls = max(measures["target_calls"], 1)
-        ends, reached = measures["speedup_quartiles"], measures["calls_per_depth"]
+        quartiles, reached = measures["speedup_quartiles"], measures["calls_per_depth"]
         accepted, decoding = measures["accepted_by"], measures["decode_only"]
         rate = measures["tokens_per_second"]
         same = [row["methods"][name]["identical"] == 1 for row in prompts]
         intervals = {
-            one: "" if ends is None or name == BASELINE else f" [{ends[0]:.2f}, {ends[1]:.2f}]"
+            one: _interval(None if name == BASELINE else measures[f"{one}_interval"])
             for one in ("speedup", "acceptance")
-            for ends in [measures[f"{one}_interval"]]
         }
         speedup, length = (number(measures[one], ".2f") for one in ("speedup", "acceptance_length"))
         yield {
@@ -171,7 +175,7 @@ def _cells(case: Mapping[str, Any], category: str | None) -> Iterator[dict[str, 
             "ms per token": number(rate and 1000 / rate, ".2f"),
             "ms per call": number(decoding["milliseconds_per_target_call"], ".2f"),
             "speedup": speedup,
-            "quartiles": "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}",
+            "quartiles": "{:.2f} to {:.2f}".format(*quartiles) if quartiles else "-",
             "speedup, interval": speedup + intervals["speedup"],
             "decode only": number(decoding["speedup"], ".2f"),
             "acceptance": length,
@@ -190,6 +194,10 @@ def _cells(case: Mapping[str, Any], category: str | None) -> Iterator[dict[str, 
             "calls": str(measures["target_calls"]),
             "identical": f"{sum(same)} of {len(same)}",
         }
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f" [{ends[0]:.2f}, {ends[1]:.2f}]"
 
 
 def as_csv(report: Mapping[str, Any]) -> str:

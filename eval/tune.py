@@ -32,7 +32,8 @@ from .config import TuneSettings, build_all
 from .halving import Race, Tried, find_fastest, pick_diverse, tree_turns
 from .metrics import quartiles
 from .questions import find_target, read_questions
-from .report import describe_device, describe_sampling, make_table, show, tree_columns, write_report
+from .report import describe_device, describe_sampling, make_table, show, write_report
+from .trees import build_all, tree_columns
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call, bonus token included, over the turns",
@@ -74,11 +75,11 @@ def tune(settings: TuneSettings) -> None:
     if settings.mesh.build() is not None:
         raise InputError("eval tune measures one device; leave mesh out, and start one process.")
     started = time.perf_counter()
-    drafts = build_all(settings.trees)
+    trees = build_all(settings.trees)
     output = _output(settings)
     batch_sizes = _batch_sizes(settings)
     found, drafter_config = find_target(settings), find_drafter(settings.drafter).config
-    for tree in drafts:
+    for tree in trees:
         check_pair(found.files.config, drafter_config, tree)
     questions = read_questions(found, settings, None)
     make_folder(settings.report_dir, "report_dir")
@@ -86,7 +87,7 @@ def tune(settings: TuneSettings) -> None:
     drafter = load_drafter(settings.drafter, settings.dtype)
     cells = list(product(batch_sizes, settings.samplings))
     rows, entries, left_out = [], [], []
-    entrants = pick_diverse(drafts, settings.entrants)
+    entrants = pick_diverse(trees, settings.entrants)
     for index, (batch_size, sampling) in enumerate(cells):
         name = f"batch size {batch_size}, {describe_sampling(sampling)}"
         seconds = None
@@ -100,7 +101,7 @@ def tune(settings: TuneSettings) -> None:
         batches = make_batches(asked, batch_size, sampling, settings)
         whole = [batch for batch in batches if len(batch.prompts) == batch_size]
         pair = _Pair(target, drafter, whole, settings, name)
-        candidates = pair.find(drafts, entrants, seconds)
+        candidates = pair.find(trees, entrants, seconds)
         # What did well here is tried first in the next setting.
         leaders = [one.tree for one in candidates[: -(-settings.entrants // 2)]]
         entrants = list(dict.fromkeys([*leaders, *entrants]))[: settings.entrants]
@@ -152,7 +153,7 @@ class _Pair:
 
     def find(
         self,
-        drafts: Sequence[TreeConfig],
+        trees: Sequence[TreeConfig],
         entrants: Sequence[TreeConfig],
         seconds: float | None,
     ) -> list[Candidate]:
@@ -169,8 +170,8 @@ class _Pair:
             return (time.perf_counter() - begun) / seconds if seconds > 0 else 1.0
 
         race = Race(self._prepare, self._measure, turns, self._settings.finalists, used)
-        with progress(tree_turns(drafts, entrants, race), self._name) as self._advance:
-            return [self._candidate(one) for one in find_fastest(drafts, entrants, race)]
+        with progress(tree_turns(trees, entrants, race), self._name) as self._advance:
+            return [self._candidate(one) for one in find_fastest(trees, entrants, race)]
 
     def _prepare(self, tree: TreeConfig) -> None:
         """Compile for the first batch, untimed."""
@@ -185,15 +186,15 @@ class _Pair:
             self._warm.add(shape)
         return method
 
-    def _measure(self, drafts: Sequence[TreeConfig], turn: int) -> list[float]:
+    def _measure(self, trees: Sequence[TreeConfig], turn: int) -> list[float]:
         """The speed-ups of these trees on one batch, which each decodes after the other."""
         batch = self._batches[turn % len(self._batches)]
-        every = [self._warm_up(tree, batch) for tree in (None, *drafts)]
+        every = [self._warm_up(tree, batch) for tree in (None, *trees)]
         first = turn % len(every)
         order = [*range(first, len(every)), *range(first)]
         runs = {index: decode_batch(every[index], batch) for index in order}
-        self._advance(len(drafts))
-        for index, tree in enumerate(drafts, start=1):
+        self._advance(len(trees))
+        for index, tree in enumerate(trees, start=1):
             self._runs.setdefault(tree, []).append((runs[index], runs[0]))
         return [_speedup(runs[index], runs[0]) for index in range(1, len(every))]
 

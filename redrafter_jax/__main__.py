@@ -14,7 +14,7 @@ def main() -> None:
 
 def _main() -> None:
     # Imported here, where Ctrl-C ends as ever; help needs no JAX.
-    from redrafter_jax.commands.arguments import read_arguments
+    from redrafter_jax.commands.parser import read_arguments
 
     arguments = read_arguments(sys.argv[1:])
     with ctrl_c_ends_at_once():

@@ -37,7 +37,7 @@ class Texts(NamedTuple):
         return ""
 
 
-class Way(NamedTuple):
+class MeasuredWay(NamedTuple):
     """A way of drafting, measured beside the baseline.
 
     Attributes:
@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
     """What was found, of which way of drafting, in a sentence without its period."""
 
     kind: Kind
-    way: Way
+    way: MeasuredWay
     sentence: str
 
     def then(self, next_step: str) -> str:
@@ -83,7 +83,7 @@ class Verdict(NamedTuple):
         return f"{self.sentence}; {next_step}."
 
 
-def judge(ways: Sequence[Way], texts: Texts) -> Verdict:
+def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
     """The verdict on one way of drafting or more, measured on the same texts in turns.
 
     It is on the fastest way. Where that is not a head alone the sentence says what prompt lookup
@@ -116,7 +116,7 @@ def describe_tree(tree: TreeConfig | None) -> str:
     return " ".join([*words, *["rerank"] * tree.rerank])
 
 
-def _describe(way: Way) -> str:
+def _describe(way: MeasuredWay) -> str:
     assert way.speedup is not None
     low, median, high = way.speedup
     tree = describe_tree(way.tree)
@@ -131,7 +131,7 @@ def _describe(way: Way) -> str:
     )
 
 
-def _describe_others(ways: Sequence[Way], best: Way) -> str:
+def _describe_others(ways: Sequence[MeasuredWay], best: MeasuredWay) -> str:
     """What shares the gain: lookup without a head, and a head without lookup."""
     others = ((False, "prompt lookup alone"), (True, "the head alone"))
     found = []

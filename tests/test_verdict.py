@@ -3,7 +3,7 @@
 import pytest
 
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.verdict import Texts, Way, judge
+from redrafter_jax.verdict import MeasuredWay, Texts, judge
 
 TREE = TreeConfig(beam_width=2, draft_rounds=3, num_nodes=4)
 BOTH = TreeConfig(beam_width=2, draft_rounds=3, num_nodes=12, lookup_tokens=8)
@@ -11,17 +11,17 @@ LOOKUP = TreeConfig(lookup_tokens=8)
 ENOUGH = Texts(24)
 
 
-def head(low: float, middle: float, high: float, accepted: int = 40) -> Way:
-    return Way("head", TREE, True, (low, middle, high), {"recurrent": accepted})
+def head(low: float, middle: float, high: float, accepted: int = 40) -> MeasuredWay:
+    return MeasuredWay("head", TREE, True, (low, middle, high), {"recurrent": accepted})
 
 
-def both(middle: float, drafted: int, looked_up: int) -> Way:
+def both(middle: float, drafted: int, looked_up: int) -> MeasuredWay:
     accepted = {"recurrent": drafted, "lookup": looked_up}
-    return Way("both", BOTH, True, (middle - 0.1, middle, middle + 0.1), accepted)
+    return MeasuredWay("both", BOTH, True, (middle - 0.1, middle, middle + 0.1), accepted)
 
 
-def lookup(middle: float) -> Way:
-    return Way("lookup", LOOKUP, False, (middle - 0.1, middle, middle + 0.1), {"lookup": 9})
+def lookup(middle: float) -> MeasuredWay:
+    return MeasuredWay("lookup", LOOKUP, False, (middle - 0.1, middle, middle + 0.1), {"lookup": 9})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def lookup(middle: float) -> Way:
     ],
 )
 def test_the_fastest_way_is_named_with_its_tree_and_whose_gain_it_is(
-    ways: list[Way], kind: str, sentence: str
+    ways: list[MeasuredWay], kind: str, sentence: str
 ) -> None:
     verdict = judge(ways, ENOUGH)
     assert (verdict.kind, verdict.sentence) == (kind, sentence)
@@ -90,5 +90,5 @@ def test_texts_that_tell_nothing_of_a_head_give_no_gain(texts: Texts, why: str) 
 
 
 def test_a_way_without_a_time_is_none() -> None:
-    verdict = judge([Way("head", TREE, True, None, {"recurrent": 0})], ENOUGH)
+    verdict = judge([MeasuredWay("head", TREE, True, None, {"recurrent": 0})], ENOUGH)
     assert verdict.sentence == "Too little data to tell: no text goes on beyond its first token"

@@ -1,1 +1,1 @@
-"""What the authors of this project run, not its users."""
+"""Programs that the authors of this project run, not its users."""

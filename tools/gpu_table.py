@@ -51,11 +51,13 @@ def markdown(
     for name, report in steps.items():
         yield f"\n## A decode step of {name}: milliseconds, and in baseline steps\n"
         parts = list(report["rows"][0]["milliseconds"])
-        yield from _row([*SIZES.values(), "sampling", *parts, "step / baseline"], header=True)
+        # Earlier reports have fewer fields of a tree.
+        stated = {size: word for size, word in SIZES.items() if size in report["rows"][0]}
+        yield from _row([*stated.values(), "sampling", *parts, "step / baseline"], header=True)
         for row in report["rows"]:
             times = [f"{row['milliseconds'][part][1]:.3f}" for part in parts]
             ratio = f"{row['in_baseline_steps']['step'][1]:.2f}"
-            sizes = [row[size] for size in SIZES]
+            sizes = [row[size] for size in stated]
             yield from _row([*sizes, row["sampling"], *times, ratio])
 
 

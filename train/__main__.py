@@ -13,7 +13,7 @@ from redrafter_jax.command_line import ctrl_c_ends_at_once, refuse_unknown_comma
 COMMANDS = {
     "inspect": ".inspect",
     "features": ".features",
-    "regenerate": ".regenerate.__main__",
+    "regenerate": ".regenerate.run",
 }
 
 
@@ -45,7 +45,7 @@ def _train() -> None:
         from .data.report import print_line
         from .loop import train
         from .trial import describe_best
-    kinds = (f"{kind.title} (drafter.kind={kind.name})" for kind in KINDS if kind.training)
+    kinds = (f"{kind.title} (drafter.kind={kind.name})" for kind in KINDS)
     settings = parse_settings(
         TrainSettings,
         f"Train a drafter for a frozen target: {' or '.join(kinds)}. Named first, `inspect` shows "

@@ -75,7 +75,7 @@ class RegenerateSettings(Settings):
     Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
     `batch_size` together. With `prompts: self` i counts from `first_seed`, so that several machines
     share the work: each writes an output of its own, with other seeds. A `drafter`, whose trees
-    `draft` states, makes it faster and changes nothing. `mesh` states the devices that share the
+    `tree` states, makes it faster and changes nothing. `mesh` states the devices that share the
     work.
     """
 
@@ -117,7 +117,7 @@ class RegenerateSettings(Settings):
             if getattr(self.data, name) != value:
                 raise ValueError(f"regeneration does not read data.{name}; leave it out")
         if self.drafter is None and self.tree != TreeConfig():
-            raise ValueError("draft is how a drafter drafts; give drafter, or leave it out")
+            raise ValueError("tree is how a drafter drafts; give drafter, or leave it out")
         return self
 
     @model_validator(mode="after")
@@ -258,16 +258,16 @@ class TrainSettings(Settings):
 
     Attributes:
       target: folder or hub id of the target, or a GGUF file.
-      target_dtype: that it is loaded in.
+      target_dtype: dtype of the loaded target.
       draft_rounds: R, the tokens that the drafter learns to draft.
       features: folder of kept hidden states.
       acceptance: held-out prompts that the drafter is tried on; null tries none.
       steps: updates of the parameters.
-      seed: of the parameters that training starts from.
+      seed: seed of the parameters that training starts from.
       log_every: steps between two rows of `metrics.jsonl`; the terminal may show fewer.
       checkpoint_every: steps between two checkpoints.
-      checkpoints_kept: how many of the latest stay.
-      resume: whether a checkpoint in `output_dir` is gone on from.
+      checkpoints_kept: number of the latest checkpoints that stay.
+      resume: whether to go on from a checkpoint in `output_dir`.
       output_dir: folder for all that the run writes.
     """
 

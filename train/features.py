@@ -58,7 +58,7 @@ class FeaturesSettings(TrainSettings):
     time.
 
     Attributes:
-      top_k: of the target's distribution at each position this many most likely tokens are kept.
+      top_k: number of most likely tokens kept of the target's distribution at each position.
     """
 
     top_k: PositiveInt = 64
@@ -118,7 +118,7 @@ def _write_features(
 def make_index(
     settings: FeaturesSettings, files: TargetFiles, windows: Sequence[Windows]
 ) -> FeatureIndex:
-    """What the folder will hold."""
+    """The index of the folder to be written."""
     *starts, total = np.cumsum([0, *(len(each.tokens) for each in windows)]).tolist()
     rows_per_pass = settings.optimizer.batch_size
     layers = settings.drafter.context_layers

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float
 
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.limits import FieldError
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.kinds import TRAINED
+from redrafter_jax.drafters.kinds import TRAINING
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import load_drafter
-from redrafter_jax.files.fields import errors_naming
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -51,8 +51,10 @@ def new_drafter(
     start = drafter.merge()
     head = target.merge().head.astype(jnp.float32)
     head = head if tokens is None else head[:, np.asarray(tokens)]
-    with errors_naming("drafter"):
-        TRAINED[settings.kind].start_from_target(start, head)
+    try:
+        TRAINING[settings.kind].start_from_target(start, head)
+    except FieldError as error:
+        raise InputError(f"drafter.{error.field} {error.problem}") from None
     return Model.split(config, start)
 
 

@@ -34,7 +34,7 @@ class InspectSettings(TrainSettings):
 
     Attributes:
       examples: documents of each source, drawn by `data.shuffle_seed`.
-      example_tokens: of each at most, from its beginning.
+      example_tokens: tokens shown of each at most, from its beginning.
     """
 
     examples: PositiveInt = 3

@@ -166,9 +166,9 @@ def run_interval(
     The state of `position` is donated; `advance` is called after every step.
 
     Returns:
-      Where the run is then; the scalars of the last step, with `data_wait_fraction` of all steps
-      and `tokens_per_second`, padding left out, as if all processes had rows like this one's; and
-      the signal that ended the interval, if one did.
+      The position of the run then; the scalars of the last step, with `data_wait_fraction` of all
+      steps and `tokens_per_second`, padding left out, as if all processes had rows like this
+      one's; and the signal that ended the interval, if one did.
 
     Raises:
       InputError: the run has diverged.
@@ -246,7 +246,7 @@ def export(run: Run, position: Position) -> Path:
 
 
 def _due(settings: TrainSettings, step: int) -> set[str]:
-    """What is to be done after a step: log, try or save."""
+    """The duties after a step: "log", "try" and "save"."""
     every = {"log": settings.log_every, "save": settings.checkpoint_every}
     if settings.acceptance is not None:
         every["try"] = settings.acceptance.every

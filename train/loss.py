@@ -222,9 +222,9 @@ class _Teacher(NamedTuple):
     """The target's distribution of the token after each position, over the known tokens.
 
     Attributes:
-      probabilities: unscaled; they sum to less than 1 where not all tokens are known.
-      softened: at the soft loss's temperature and top-k; sums to 1.
-      entropy: of `softened`.
+      probabilities: unscaled probabilities; their sum is below 1 where not all tokens are known.
+      softened: probabilities at the soft loss's temperature and top-k; their sum is 1.
+      entropy: entropy of `softened`.
       best: the target's most likely token among the known ones, -1 where it is not one of them.
     """
 

@@ -1,4 +1,4 @@
-"""What a run reads before its first step, and what it must be to go on from a checkpoint."""
+"""The inputs that a run reads before its first step, and the conditions of going on."""
 
 import hashlib
 from pathlib import Path

@@ -25,7 +25,7 @@ from .loss import TOP, Chunk, RoundSums, TopTokens, count_positions, round_sums,
 
 
 class TrainState(NamedTuple):
-    """What a step reads and writes: the drafter's parameters in float32, and optax's state."""
+    """The state that a step reads and writes: float32 parameters of the drafter, optax's state."""
 
     params: nnx.State
     optimizer: optax.OptState

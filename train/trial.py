@@ -48,7 +48,7 @@ _HARDLY = 1.1
 
 
 class Trial(NamedTuple):
-    """What the drafter is tried on, and the folder where the best one is kept.
+    """The prompts that the drafter is tried on, and the folder where the best one is kept.
 
     `stop_tokens` is empty where texts are continued. `measured_on` is a digest of all that the
     acceptance length depends on, except the two models.
@@ -195,7 +195,7 @@ def keep_best(
 
 
 def describe_best(best: Best | None, settings: TrainSettings) -> str:
-    """What a run comes to, in a sentence, and what to do next; speed is not measured here."""
+    """A sentence on the result of a run and on the next step; speed is not measured here."""
     target, drafter = settings.target, settings.output_dir / ("best" if best else "drafter")
     words = [
         f"target={target}",

@@ -11,7 +11,7 @@ from typing import Any
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.commands.option_groups import config_of, option_of
-from redrafter_jax.commands.options import dtype_of, open_session
+from redrafter_jax.commands.options import dtype_of, open_decoder
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.engine.requests import Batch, check_batch
@@ -61,11 +61,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
         return
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
     files = open_target(arguments.target)
-    session = open_session(arguments, files, [prompt.text for prompt in prompts], size)
-    rows = [session.format.encode_text(prompt.text) for prompt in prompts]
+    decoder = open_decoder(arguments, files, [prompt.text for prompt in prompts], size)
+    rows = [decoder.format.encode_text(prompt.text) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         try:
-            check_batch(session.target.config, Batch([row], limit))
+            check_batch(decoder.target.config, Batch([row], limit))
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.
@@ -77,11 +77,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
             # The last batch is filled up with rows that end at once.
             indices = [*batch, *[batch[-1]] * (size - len(batch))]
             texts, update = [""] * size, None
-            for update in session.stream(
+            for update in decoder.stream(
                 [rows[index] for index in indices],
                 [limit] * len(batch) + [1] * (size - len(batch)),
                 [seeds[index] for index in indices],
-                steps_per_yield=session.steps_per_update(_STEPS_PER_UPDATE),
+                steps_per_yield=decoder.steps_per_update(_STEPS_PER_UPDATE),
                 kept_cache=kept_cache,
             ):
                 texts = [text + new for text, new in zip(texts, update.texts, strict=True)]
@@ -92,11 +92,11 @@ def continue_file(arguments: argparse.Namespace) -> None:
                     "id": prompts[index].name,
                     "prompt": prompts[index].text,
                     "seed": seeds[index],
-                    "text": texts[row].removeprefix(session.format.template.gap),
+                    "text": texts[row].removeprefix(decoder.format.template.gap),
                     "tokens": result.tokens[row],
                     "steps": result.steps[row],
                     "acceptance_length": round(acceptance_length(result.accept_counts[row]), 4),
-                    "ended_by": _ending(update, row, session.format.stop_tokens),
+                    "ended_by": _ending(update, row, decoder.format.stop_tokens),
                     "options": options,
                 }
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -119,7 +119,7 @@ def _ending(last: Update, row: int, stop_tokens: Sequence[int]) -> str:
 def _rows_written(
     output: Path, prompts: Sequence[Prompt], seeds: Sequence[int], options: dict[str, Any]
 ) -> int:
-    """How many rows are there, of an earlier run; a row that was cut short is taken away.
+    """Number of rows that an earlier run wrote; a row that was cut short is taken away.
 
     Raises:
       InputError: the file is not such rows of these prompts, or other options decided them.

@@ -6,7 +6,7 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from redrafter_jax.commands.options import context_length, open_session
+from redrafter_jax.commands.options import context_length, open_decoder
 from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
@@ -81,7 +81,7 @@ class _Conversation:
                 f"--context-length is {self._context_length}; it must be from 3 to the target's "
                 f"{most} positions."
             )
-        self._session = open_session(arguments, files, ["Hello"])
+        self._decoder = open_decoder(arguments, files, ["Hello"])
         self._turns = list(self._opening)
         self._kept_cache = KeptCache(self._context_length)
         self._baseline = self._compile()
@@ -125,7 +125,7 @@ class _Conversation:
 
     @property
     def _opening(self) -> list[Turn]:
-        return self._session.format.opening
+        return self._decoder.format.opening
 
     def _set_system(self, text: str) -> None:
         if not text:
@@ -134,10 +134,10 @@ class _Conversation:
         require_text(text, "The system turn")
         opening = [] if text == "-" else [{"role": "system", "content": text}]
         turns = [*opening, *self._turns[len(self._opening) :]]
-        self._session.format.encode([*turns, user_turn("Hello")])  # a template may refuse it
+        self._decoder.format.encode([*turns, user_turn("Hello")])  # a template may refuse it
         self._turns = turns
-        self._session = self._session._replace(
-            format=self._session.format._replace(opening=opening)
+        self._decoder = self._decoder._replace(
+            format=self._decoder.format._replace(opening=opening)
         )
         log("The system turn is set." if opening else "There is no system turn.")
 
@@ -146,7 +146,7 @@ class _Conversation:
             raise InputError("No message was answered yet; /retry answers the last one again.")
         *earlier, message, _ = self._turns
         self._seed = (self._seed + 1) % _SEEDS
-        same = "" if self._session.sampling.temperature else "; greedily the answer is the same"
+        same = "" if self._decoder.sampling.temperature else "; greedily the answer is the same"
         log(f"The seed is {self._seed}{same}.")
         self._answer(earlier, message["content"])
 
@@ -164,7 +164,7 @@ class _Conversation:
         log(f"Wrote {path}.")
 
     def _set_temperature(self, value: str) -> None:
-        sampling = self._session.sampling
+        sampling = self._decoder.sampling
         stays = f"it stays {sampling.temperature:g}."
         try:
             sampling = dataclasses.replace(sampling, temperature=float(value))
@@ -175,12 +175,12 @@ class _Conversation:
             raise InputError(
                 f"/temperature takes a number such as 0.7, but {value!r} was given; {stays}"
             ) from None
-        self._session = self._session._replace(sampling=sampling)
+        self._decoder = self._decoder._replace(sampling=sampling)
         log(f"The temperature is {sampling.temperature:g}.")
 
     def _answer(self, earlier: list[Turn], message: str) -> None:
         turns = [*earlier, user_turn(message)]
-        prompt = self._session.format.encode(turns)
+        prompt = self._decoder.format.encode(turns)
         room = self._context_length - len(prompt)
         if room < 1:
             raise InputError(
@@ -189,13 +189,13 @@ class _Conversation:
                 "begin anew with /reset."
             )
         limit = min(room, self._longest_answer or room)
-        steps = self._session.steps_per_update(_STEPS_PER_UPDATE)
-        updates = self._session.stream(
+        steps = self._decoder.steps_per_update(_STEPS_PER_UPDATE)
+        updates = self._decoder.stream(
             [prompt], limit, [self._seed], steps_per_yield=steps, kept_cache=self._kept_cache
         )
         with ctrl_c_event() as stop:
             text, update, stamps, counts = show_stream(
-                updates, self._session.format.template.gap, self._screen, stop
+                updates, self._decoder.format.template.gap, self._screen, stop
             )
         if update is None:
             log("Stopped before the answer began; the message is not kept.")
@@ -210,11 +210,11 @@ class _Conversation:
         own, slower = update_seconds(stamps), False
         if own and self._baseline:
             cost = own / self._baseline
-            summary += "; " + describe_cost(result.acceptance_length, cost, self._session.drafter)
+            summary += "; " + describe_cost(result.acceptance_length, cost, self._decoder.drafter)
             slower = result.acceptance_length < cost
         if self._verbose or slower:  # else there is nothing to do about it
             log(summary)
-        ended = update.stopped[0] or tokens[-1] in self._session.format.stop_tokens
+        ended = update.stopped[0] or tokens[-1] in self._decoder.format.stop_tokens
         if not stopped and len(tokens) == limit and not ended:
             log(
                 f"The context of {self._context_length} tokens is full; /reset begins anew."
@@ -226,12 +226,12 @@ class _Conversation:
     def _compile(self) -> float | None:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""
         log(f"Compiling for {self._context_length} tokens of conversation ...")
-        endless = self._session.format._replace(stop_tokens=())
-        session, cache = self._session._replace(format=endless), self._kept_cache
-        steps = session.steps_per_update(_STEPS_PER_UPDATE)
-        first = session.stream([[0]], 2, [self._seed], steps_per_yield=steps, kept_cache=cache)
+        endless = self._decoder.format._replace(stop_tokens=())
+        decoder, cache = self._decoder._replace(format=endless), self._kept_cache
+        steps = decoder.steps_per_update(_STEPS_PER_UPDATE)
+        first = decoder.stream([[0]], 2, [self._seed], steps_per_yield=steps, kept_cache=cache)
         for _ in islice(first, 2):
             pass
-        baseline = baseline_seconds(session, [0], self._context_length, steps)
+        baseline = baseline_seconds(decoder, [0], self._context_length, steps)
         log("Ready; /help tells what else may be typed.")
         return baseline

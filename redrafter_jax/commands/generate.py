@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from redrafter_jax.commands.option_groups import config_of, option_of
-from redrafter_jax.commands.options import open_session
+from redrafter_jax.commands.options import open_decoder
 from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
@@ -38,15 +38,15 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) is not None:
             raise InputError(f"{option_of(name)} is for --prompts; give that, or leave it out.")
     text = _read_prompt(arguments.prompt)
-    session = open_session(arguments, open_target(arguments.target), [text])
-    prompt = session.format.encode_text(text)
+    decoder = open_decoder(arguments, open_target(arguments.target), [text])
+    prompt = decoder.format.encode_text(text)
     if sys.stderr.isatty():
         log("Compiling ...")
-    steps = session.steps_per_update(_STEPS_PER_UPDATE)
-    updates = session.stream(
+    steps = decoder.steps_per_update(_STEPS_PER_UPDATE)
+    updates = decoder.stream(
         [prompt], arguments.max_new_tokens, [arguments.seed], steps_per_yield=steps
     )
-    _, update, stamps, counts = show_stream(updates, session.format.template.gap, Screen("never"))
+    _, update, stamps, counts = show_stream(updates, decoder.format.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
     # The first update compiles; what follows is decoding alone.
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     log(describe_speed(result, rate))
     own = update_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens
-    if own and (baseline := baseline_seconds(session, prompt, room, steps)):
-        log(describe_cost(result.acceptance_length, own / baseline, session.drafter))
+    if own and (baseline := baseline_seconds(decoder, prompt, room, steps)):
+        log(describe_cost(result.acceptance_length, own / baseline, decoder.drafter))
 
 
 def _read_prompt(argument: str) -> str:

@@ -77,7 +77,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def add_decoding(command: argparse.ArgumentParser) -> None:
-    """Options that choose tokens, and those of `add_draft`."""
+    """Options that choose tokens, and those of `add_tree`."""
     group = command.add_argument_group("how tokens are chosen")
     add_fields(group, SamplingConfig)
     group.add_argument(
@@ -90,10 +90,10 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
     )
-    add_draft(command)
+    add_tree(command)
 
 
-def add_draft(command: argparse.ArgumentParser) -> None:
+def add_tree(command: argparse.ArgumentParser) -> None:
     """Options that draft trees."""
     title = "how drafts are made, which changes the speed but never the text"
     text = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."

@@ -37,16 +37,16 @@ from redrafter_jax.text.tokenizer import require_text, split_stops
 _CONTEXT_LENGTH = 4096
 
 
-class Session(NamedTuple):
-    """What decodes the texts of a command.
+class TextDecoder(NamedTuple):
+    """The models and settings that decode a command's texts.
 
     Attributes:
       target: the target.
-      drafter: what drafts for it, or None.
+      drafter: the drafter, checked for this target; None for autoregressive decoding.
       tree: the shape of its trees, or the tuner's table.
       adaptive: whether plain decoding takes over where a tree does not pay; None for the default.
       sampling: how tokens are chosen.
-      format: how prompts are written, and what ends a continuation.
+      format: the way prompts are written, and what ends a continuation.
     """
 
     target: Target
@@ -87,14 +87,14 @@ class Session(NamedTuple):
         )
 
 
-def open_session(
+def open_decoder(
     arguments: argparse.Namespace, files: TargetFiles, texts: Sequence[str], batch_size: int = 1
-) -> Session:
-    """All that decodes texts, checked before anything is compiled.
+) -> TextDecoder:
+    """The models and settings that the options name, checked before anything is compiled.
 
     Args:
-      arguments: of the command.
-      files: the target's.
+      arguments: the command's options.
+      files: the target's files.
       texts: messages, or prompts: the first that the template writes shows how it ends an answer.
       batch_size: rows that will be decoded together.
 
@@ -102,13 +102,13 @@ def open_session(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    tree = _tree_for(draft_of(arguments), batch_size, sampling.temperature)
+    tree = _tree_for(tree_of(arguments), batch_size, sampling.temperature)
     prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
     target, model, tree = load_models(arguments, files, tree)
     drafter, _ = bind_models(target, model, tree)
     drafter = drafter.prepare(Lender(target))
     adaptive = adaptive_of(arguments)
-    return Session(target, drafter, tree, adaptive, sampling, prompt_format)
+    return TextDecoder(target, drafter, tree, adaptive, sampling, prompt_format)
 
 
 def load_prompt_format(
@@ -120,8 +120,8 @@ def load_prompt_format(
     """The target's tokenizer, the chat template that the options name, and what ends an answer.
 
     Args:
-      arguments: of the command.
-      files: the target's.
+      arguments: the command's options.
+      files: the target's files.
       texts: messages, the first of which that the template writes shows how it ends an answer.
       stops: strings that end a continuation too.
 
@@ -157,7 +157,7 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
     return template
 
 
-def draft_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
+def tree_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
     """How drafts are made: as the options say, or else as the drafter's table does.
 
     Raises:
@@ -202,12 +202,12 @@ def _tree_for(
 def load_models(
     arguments: argparse.Namespace, files: TargetFiles, tree: TreeConfig | TreeTable | None
 ) -> tuple[Target, LoadedHead | PromptLookup | None, TreeConfig | TreeTable | None]:
-    """The target, what drafts for it and its trees, on the mesh that the options name.
+    """The target, its drafter and the trees, on the mesh that the options name.
 
     Args:
-      arguments: of the command.
-      files: the target's.
-      tree: how drafts are made; None makes none.
+      arguments: the command's options.
+      files: the target's files.
+      tree: the shape of the trees, or a table of them; None for no drafter.
 
     Raises:
       InputError: a file cannot be used, or there are fewer devices.
@@ -223,7 +223,9 @@ def load_models(
     if tree is None:
         return target, None, None
     if not arguments.no_drafter:
-        from redrafter_jax.files.drafter_files import load_drafter  # most kinds for none
+        from redrafter_jax.files.drafter_files import (
+            load_drafter,  # all kinds' modules, for heads alone
+        )
 
         return target, load_drafter(arguments.drafter, dtype, mesh), tree
     assert isinstance(tree, TreeConfig), "tables are of drafters"

@@ -14,9 +14,9 @@ from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import (
     adaptive_of,
     context_length,
-    draft_of,
     load_models,
     load_prompt_format,
+    tree_of,
 )
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import ServeConfig
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)
-    tree, config = draft_of(arguments), config_of(ServeConfig, arguments)
+    tree, config = tree_of(arguments), config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     files = open_target(arguments.target)
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def fingerprint(target: Target) -> str:
-    """Of what may change how numbers are rounded, and with them a text, besides the request."""
+    """Digest of all that may change rounding, and so a text, besides the request."""
     # Of a quantized target the norms alone have the activations' dtype.
     arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
     versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]

@@ -7,7 +7,7 @@ from statistics import median
 from threading import Event
 from typing import NamedTuple
 
-from redrafter_jax.commands.options import Session
+from redrafter_jax.commands.options import TextDecoder
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.lookup import PromptLookup
@@ -22,7 +22,7 @@ _ROOT_ALONE = TreeTable("", "", (TunedTree(1, 0.0, None, 1.0, 1.0),))
 
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
-    """How row 0 was decoded, in a line."""
+    """A line on how row 0 was decoded."""
     count, calls, sources = len(result.tokens[0]), result.steps[0], result.accepted_by
     speed = "" if tokens_per_second is None else f" {tokens_per_second:.1f} tokens/s,"
     of_it = ""
@@ -36,7 +36,7 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
 
 
 def describe_cost(acceptance_length: float, cost: float, drafter: object) -> str:
-    """What a target call costs in calls of the baseline, and what that makes of the speed."""
+    """A sentence on the cost of a target call in calls of the baseline, and on the speed-up."""
     speed_up = acceptance_length / cost
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
     if speed_up >= 1:
@@ -47,19 +47,19 @@ def describe_cost(acceptance_length: float, cost: float, drafter: object) -> str
 
 
 def update_seconds(stamps: Sequence[float]) -> float | None:
-    """The median of an update's seconds; None of too few. Stamps are taken after every update."""
+    """Median seconds of an update, from the times after each; None where they are too few."""
     updates = [after - before for before, after in pairwise(stamps)]
     return median(updates) if len(updates) >= _UPDATES else None
 
 
 class ShownText(NamedTuple):
-    """What was written.
+    """A text that was shown as it came.
 
     Attributes:
-      text: of row 0.
-      update: the last; None where there was none.
+      text: the text of row 0.
+      update: the last update; None where there was none.
       stamps: seconds after each update, the first of which is prefill's.
-      counts: tokens decided until then.
+      counts: numbers of tokens decided until then.
     """
 
     text: str
@@ -74,8 +74,8 @@ def show_stream(
     """Write the text of row 0 as it comes, without the gap that an answer begins with.
 
     Args:
-      updates: of a stream, which is closed.
-      gap: of the chat template, which writes it itself when it renders the answer.
+      updates: the updates of a stream, which is closed in the end.
+      gap: the chat template's gap, which it writes itself when it renders the answer.
       screen: where the text goes.
       stop: set by Ctrl-C, ends the text between two updates; without it Ctrl-C is raised.
     """
@@ -103,7 +103,7 @@ def show_stream(
 
 
 def baseline_seconds(
-    session: Session,
+    decoder: TextDecoder,
     prompt: list[int],
     room: int,
     steps_per_update: int,
@@ -112,22 +112,22 @@ def baseline_seconds(
     """The median of a baseline update's seconds, compiling left out; None for the baseline itself.
 
     Args:
-      session: whose updates are compared with it.
-      prompt: of the steps to compare with, for a step's time grows with the text.
-      room: tokens that the cache is made for, prompt included; of too few there is no measurement.
-      steps_per_update: of the updates to compare with.
-      kept_cache: to borrow; its text is forgotten.
+      decoder: the decoder whose updates are compared with the baseline.
+      prompt: prompt of the steps to compare with, for a step's time grows with the text.
+      room: number of tokens in the cache, prompt included; too few give no measurement.
+      steps_per_update: decode steps in each of the updates to compare with.
+      kept_cache: a cache to borrow; its text is forgotten.
     """
     # Prefill is an update too.
     needed = 1 + steps_per_update * (1 + _BASELINE_UPDATES)
-    if session.drafter is None or isinstance(session.drafter, RootOnly):
+    if decoder.drafter is None or isinstance(decoder.drafter, RootOnly):
         return None
     if room < len(prompt) + needed:
         return None
     # The drafter reads on, so that prefill is not compiled again.
-    endless = session.format._replace(stop_tokens=(), stop_strings=[])
-    baseline = session._replace(tree=_ROOT_ALONE, format=endless)
-    most = min(room, session.target.config.position_limit)
+    endless = decoder.format._replace(stop_tokens=(), stop_strings=[])
+    baseline = decoder._replace(tree=_ROOT_ALONE, format=endless)
+    most = min(room, decoder.target.config.position_limit)
     updates = baseline.stream(
         [prompt],
         most - len(prompt),

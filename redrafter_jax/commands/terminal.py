@@ -74,7 +74,7 @@ class Screen:
         self._out.flush()
 
     def legend(self) -> str:
-        """What the colours say; "" where there are none."""
+        """The meaning of the colours; "" where there are none."""
         if not self._coloured:
             return ""
         numbers = [str(count) for count in range(1, len(_COLOURS))] + [f"{len(_COLOURS)} or more"]
@@ -82,7 +82,7 @@ class Screen:
         return "Colours tell how many tokens a call of the target gained: " + " ".join(shown)
 
     def rule(self) -> None:
-        """On a terminal a line between two turns."""
+        """Draw a line between two turns, on a terminal."""
         if width := self._width():
             self._out.write(_painted("─" * width, _DIM if self._coloured else "") + "\n")
             self._out.flush()

@@ -44,7 +44,7 @@ class HeadConfig:
             problem = f"{out_of_order('tokens', token, before)}, from 0 to at most {most}."
             require(before < token <= most, self, "draft_tokens", problem)
 
-    def check_draft(self, tree: TreeConfig) -> None:
+    def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees that take more tokens than can be drafted; kinds refuse others too."""
         for name in ("beam_width", "candidates"):
             asked = getattr(tree, name) or 0

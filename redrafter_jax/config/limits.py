@@ -1,15 +1,18 @@
-"""Fields that state their limits, and the one check of them.
+"""Fields that state their limits, the one check of them, and the one sentence about a bad value.
 
-Limits are metadata of a field's annotation, which pydantic reads too. So a setting is declared once
-for the library, for YAML files and for the command line.
+Limits are metadata of a field's annotation. `check_fields` holds the library's configurations to
+them, whether Python, an option, a JSON file or a drafter's table states the values (`read_config`).
+pydantic reads the same metadata in settings and requests, where its findings are worded alike.
 """
 
 import inspect
 import math
 import re
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 
@@ -19,6 +22,8 @@ Count = Annotated[int, Gt(0)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 
+# Beyond it a whole number fits no array, and far beyond it no float.
+INT_LIMIT = 2**63
 # How a limit is checked, and what a sentence says of it.
 _LIMITS = {
     Gt: (lambda value, limit: value > limit.gt, "greater than {0.gt}"),
@@ -53,11 +58,71 @@ def check_fields(config: Any) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if needed := unmet(value, *parse_annotation(field.type)):
-            raise FieldError(config, field.name, f"is {value!r:.200}; it must be {needed}.")
+            raise FieldError(config, field.name, f"{is_not(value, needed)}.")
+
+
+def is_not(value: object, needed: str) -> str:
+    """The words about a value that must be another: "is 0; it must be greater than 0"."""
+    return f"is {value!r:.200}; it must be {needed}"
+
+
+def read_config[T](
+    kind: type[T], stated: Any, file: Path, *, within: str = "", foreign: bool = False, **given: Any
+) -> T:
+    """The configuration that a file states under the names of its fields.
+
+    Lists become the tuples that configurations hold, mappings the configurations within.
+
+    Args:
+      kind: the configuration's type, a dataclass.
+      stated: the mapping of names to values.
+      file: the file that states it, with which every sentence begins.
+      within: what leads to the mapping in the file, such as "trees.0."; empty for the whole file.
+      foreign: whether other programs write such files: their other fields are not read, and null
+        stands for a field that is left out.
+      given: values of fields that are not looked for in the file.
+
+    Raises:
+      InputError: a field without default is missing, a name is unknown, or a value cannot be used.
+    """
+    known = {one.name: one for one in fields(cast(Any, kind))}
+    names = ", ".join(known)
+    if not isinstance(stated, Mapping):
+        problem = is_not(stated, f"a mapping of {names}")
+        raise InputError(f"{file}: {within.rstrip('.') or 'it'} {problem}.")
+    if not foreign and (unknown := next((name for name in stated if name not in known), None)):
+        raise InputError(f"{file}: {within}{unknown} is an unknown key; known keys: {names}.")
+    for name, one in known.items():
+        if name in given:
+            continue
+        if name not in stated or (foreign and stated[name] is None):
+            if one.default is MISSING:
+                raise InputError(f"{file} does not state {within + name!r}, and it has no default.")
+            continue
+        value, needed = stated[name], "less than 2 to the 63rd"
+        if type(value) is not int or abs(value) < INT_LIMIT:
+            given[name] = _as_field(value, main_type(one.type), file, f"{within}{name}")
+            needed = unmet(given[name], *parse_annotation(one.type))
+        if needed:
+            raise InputError(f"{file}: {within}{name} {is_not(value, needed)}.")
+    try:
+        return kind(**given)
+    except FieldError as error:
+        raise InputError(f"{file}: {within}{error.field} {error.problem}") from None
+
+
+def _as_field(value: Any, kind: Any, file: Path, place: str) -> Any:
+    """A file's value as a field of this type holds it; what does not fit stays for the check."""
+    if isinstance(value, list):
+        entry = get_args(kind)[0] if get_origin(kind) is tuple else None
+        return tuple(_as_field(one, entry, file, f"{place}.{i}") for i, one in enumerate(value))
+    if is_dataclass(kind) and value is not None:
+        return read_config(cast(type, kind), value, file, within=f"{place}.")
+    return float(value) if type(value) is int and kind is float else value
 
 
 def out_of_order(entries: str, number: int, before: int) -> str:
-    """Of a list that must rise: what it holds after which number; -1 stands for its beginning."""
+    """The words about a number that does not rise above the one before it; -1 for no number."""
     place = "" if before < 0 else f" after {before}"
     return f"holds {number}{place}; list {entries} in increasing order"
 
@@ -89,7 +154,7 @@ def main_type(annotation: Any) -> Any:
 
 
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """What the value must be, None if it is; for numbers, bools, choices and tuples of these."""
+    """What the value must be, None if it is; for numbers, bools, strings, choices and tuples."""
     if value is None and NoneType in kinds:
         return None
     if get_origin(kinds[0]) is Literal:
@@ -99,8 +164,12 @@ def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
         return None if isinstance(value, bool) else "true or false, a bool"
     if get_origin(kinds[0]) is tuple:
         kind, *_ = get_args(kinds[0])
-        fits = isinstance(value, tuple) and all(type(one) in (int, kind) for one in value)
-        return None if fits else "a tuple of " + ("ints" if kind is int else "floats")
+        allowed = (int, float) if kind is float else (kind,)
+        fits = isinstance(value, tuple) and all(type(one) in allowed for one in value)
+        words = {int: "whole numbers", float: "numbers"}.get(kind, "mappings")
+        return None if fits else f"a tuple of {words}, in files a list"
+    if kinds[0] is str:
+        return None if isinstance(value, str) else "a string"
     if kinds[0] not in (int, float):
         return None
     if isinstance(value, bool) or not isinstance(value, int | kinds[0]):

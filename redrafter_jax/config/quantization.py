@@ -15,9 +15,9 @@ class Quantization:
     Norms and biases are always plain.
 
     Attributes:
-      layers: of all matrices but the two below.
-      embedding: of the table of a target; where it is tied, its vocabulary projection too.
-      head: of the vocabulary projection of a target or a drafter.
+      layers: format of all matrices but the two below.
+      embedding: format of a target's embedding, and of its vocabulary projection if they are tied.
+      head: format of the vocabulary projection of a target or a drafter.
     """
 
     layers: WeightFormat | None = None
@@ -29,11 +29,11 @@ class Quantization:
 
     @classmethod
     def of(cls, form: WeightFormat) -> "Quantization":
-        """The usual one: embedding and head keep 8 bits, for they change the text more."""
+        """The usual formats: embedding and head keep 8 bits, for they change the text more."""
         return cls(form, "int8", "int8")
 
     def format_of(self, name: str) -> WeightFormat | None:
-        """Of a matrix by its parameter's dotted name."""
+        """The format of a matrix, by its parameter's dotted name; None for plain."""
         if "embed_tokens" in name:
             return self.embedding
         return self.head if "lm_head" in name.split(".") else self.layers

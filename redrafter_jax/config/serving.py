@@ -1,4 +1,4 @@
-"""How much a server takes on."""
+"""Limits on the work that a server takes on."""
 
 from dataclasses import dataclass
 
@@ -35,5 +35,5 @@ class ServeConfig:
 
     @property
     def choices(self) -> int:
-        """That one request may ask for: all fit into slots and queue."""
+        """Number of choices that one request may ask for: as many as slots and queue hold."""
         return self.slots + self.queue_limit

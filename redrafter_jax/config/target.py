@@ -57,7 +57,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """As Llama 3.1's, but the ramp is over dimensions, and scores are sharpened (arXiv 2309.00071).
+    """Llama 3.1's scaling with the ramp over dimensions and sharpened scores (arXiv 2309.00071).
 
     Attributes:
       factor: divides the slow frequencies.
@@ -140,7 +140,7 @@ class TargetConfig:
       rope_local_base_freq: the rotary base of windowed layers, which are not stretched; None is
         `rope_theta` and `rope_scaling` for all layers.
       query_pre_attn_scalar: scores are divided by its square root; None is `head_dim`.
-      hidden_act: of the feed-forward gate; "gelu_pytorch_tanh" is GELU by its tanh formula.
+      hidden_act: activation of the feed-forward gate; "gelu_pytorch_tanh" is GELU by tanh.
       output_norms: attention and feed-forward have a norm behind them too, before the residual.
       zero_centered_norms: norms multiply by one plus their weight, in float32.
       scaled_embeddings: embeddings that enter the layers are multiplied by the square root of

@@ -1,1 +1,1 @@
-"""Drafters, a file for each kind: `base` states the contract, `bind` lists them."""
+"""Drafters, a file for each kind: `base` states the contract, `kinds` has records."""

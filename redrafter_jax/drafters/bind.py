@@ -14,9 +14,7 @@ def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
     """A head with random float32 parameters, where training starts."""
     from redrafter_jax.drafters.kinds import kind_of  # all kinds' modules, for heads alone
 
-    kind = kind_of(config)
-    assert kind is not None, f"{type(config).__name__} is no drafter's configuration"
-    return Model.split(config, kind.module(config, rngs=nnx.Rngs(seed)))
+    return Model.split(config, kind_of(config).module(config, rngs=nnx.Rngs(seed)))
 
 
 def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
@@ -38,10 +36,9 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
                 "jax.tree_util.register_dataclass."
             )
         return drafter
-    # The kinds are for those who bring a head.
-    from redrafter_jax.drafters.kinds import kind_of
+    from redrafter_jax.drafters.kinds import find_kind  # all kinds' modules, for heads alone
 
-    kind = kind_of(drafter.config) if isinstance(drafter, Model) else None
+    kind = find_kind(drafter.config) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
             f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "

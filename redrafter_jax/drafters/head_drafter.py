@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Decided, KVCache, Scorer
 
-# A trained head of any kind, from `load_drafter`; `bind` lists the kinds.
+# A trained head of any kind, from `load_drafter`; `kinds` has their records.
 LoadedHead = Model[Any, Any]
 _WEIGHT_INIT = nnx.initializers.lecun_normal()
 
@@ -56,7 +56,7 @@ class HeadWeights(nnx.Module):
     """Parameters that draft from the target's hidden states; a kind for each configuration.
 
     Attributes:
-      config: its shape; `HeadConfig` names the kinds.
+      config: the head's shape, a subclass of `HeadConfig`.
     """
 
     config: Any
@@ -91,12 +91,10 @@ class HeadDrafter(Drafter):
     """A head, which drafts from the target's hidden state at the last token: its state, `[B Z]`.
 
     Attributes:
-      module: the class of the head.
       model: the head.
       borrowed: the target's projection of the head's tokens, from `prepare`, if it has none.
     """
 
-    module: ClassVar[type[HeadWeights]]
     model: LoadedHead
     borrowed: Model[None, Projection] | None = None
 

@@ -4,13 +4,13 @@ A kind's own file holds what its record names. Files, training and evaluation re
 nothing but them and those files names a kind. To add one, write its file and its record.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from flax import nnx
 
-from redrafter_jax.config import TreeConfig
+from redrafter_jax.config import HeadConfig, TreeConfig
 from redrafter_jax.drafters import medusa, recurrent
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.types import DraftReads
@@ -24,18 +24,18 @@ class FileLayout:
     """How drafters of a kind lie in a folder of `config.json` and weights.
 
     Attributes:
-      fields: from a configuration to what `config.json` states of it.
-      stored_name: from a configuration and a parameter's dotted name to its name in the files.
-      layers: fields of the configuration whose product counts the layers; there cannot be more than
-        weights in the files.
+      fields: function from a configuration to what `config.json` states of it.
+      stored_name: function from a configuration and a parameter's dotted name to its name in the
+        files.
+      layers: fields of the configuration whose product counts the layers, with their names in
+        `config.json`; there cannot be more layers than weights in the files.
       model_type: what `config.json` states of a folder that is saved here.
-      is_published: whether a folder that states another `model_type`, or none, is of this kind, by
-        the fields of its `config.json` and the names of its weights. Of a repository on the hub it
-        is asked before the weights are downloaded, with no names.
+      is_published: function that tells, by the fields of its `config.json`, whether a folder of the
+        kind's authors is of this kind although it does not state our `model_type`.
       own_fields: what `config.json` must state beside fields of the configuration, with its types.
-      read: from the fields of `config.json`, in which `own_fields` are checked, and the weights'
-        shapes by name to the fields of the configuration that have another name or meaning in
-        files. It raises `FieldError`.
+      read: function of the fields of `config.json` and of the weights' shapes by name. It returns
+        the fields of the configuration that files call otherwise, or do not state. It raises
+        `FieldError`; `own_fields` are checked before.
       weight_files: names of files that hold the weights beside `model.safetensors` and
         `pytorch_model.bin`.
       beyond_apple: what a model has that Apple's layout does not; None where Apple's code knows
@@ -44,9 +44,9 @@ class FileLayout:
 
     fields: Callable[[Any], Fields]
     stored_name: Callable[[Any, str], str]
-    layers: tuple[str, ...]
-    model_type: str = ""
-    is_published: Callable[[Fields, Collection[str]], bool] = lambda stated, names: False
+    layers: Mapping[str, str]
+    model_type: str
+    is_published: Callable[[Fields], bool] = lambda stated: False
     own_fields: Mapping[str, type] = field(default_factory=dict)
     read: Callable[[Fields, Shapes], Fields] = lambda stated, shapes: {}
     weight_files: tuple[str, ...] = ()
@@ -59,8 +59,8 @@ class Training:
 
     Attributes:
       settings: fields of the configuration that the `drafter:` section of a training file may set.
-      defaults: from the target's width D and the rounds R to the fields without default, as they
-        are where that section does not set them.
+      defaults: function of the target's width D and the rounds R. It returns values for the fields
+        that have no default, where that section does not set them.
       start_from_target: starts a fresh module from the target's vocabulary projection of the tokens
         to draft, [D U]. It raises `FieldError`.
     """
@@ -77,12 +77,13 @@ class Kind:
     Attributes:
       name: what `drafter.kind` of a training file calls it.
       title: what sentences call it.
-      config: its configuration, whose `check_draft` refuses trees that the kind cannot draft.
+      config: its configuration, whose `check_tree` refuses trees that the kind cannot draft.
       module: its weights, made from a configuration.
-      drafter: from a loaded model and a tree to a drafter.
-      files: its files; None where they are those of a target.
-      training: None where it is not trained here.
-      count_reads: from a configuration, parameters and a tree to what drafting the tree reads.
+      drafter: function from a loaded model and a tree to a drafter.
+      files: how it lies in files.
+      training: how it is trained.
+      count_reads: function of a configuration, parameters and a tree. It returns what drafting the
+        tree reads.
     """
 
     name: str
@@ -90,8 +91,8 @@ class Kind:
     config: type[Any]
     module: Callable[..., nnx.Module]
     drafter: Callable[..., Drafter]
-    files: FileLayout | None
-    training: Training | None
+    files: FileLayout
+    training: Training
     count_reads: Callable[[Any, Any, TreeConfig], DraftReads]
 
 
@@ -104,7 +105,7 @@ RECURRENT = Kind(
     files=FileLayout(
         fields=recurrent.to_files,
         stored_name=recurrent.stored_name,
-        layers=("num_draft_layers",),
+        layers={"num_draft_layers": "num_draft_layers"},
         model_type=recurrent.MODEL_TYPE,
         own_fields={"rnn": bool},
         read=recurrent.from_files,
@@ -126,7 +127,7 @@ MEDUSA = Kind(
     files=FileLayout(
         fields=medusa.to_files,
         stored_name=medusa.stored_name,
-        layers=("num_heads", "num_draft_layers"),
+        layers={"num_heads": "medusa_num_heads", "num_draft_layers": "medusa_num_layers"},
         model_type=medusa.MODEL_TYPE,
         is_published=medusa.is_published,
         own_fields={"medusa_num_heads": int, "medusa_num_layers": int},
@@ -141,21 +142,29 @@ MEDUSA = Kind(
     count_reads=medusa.count_reads,
 )
 KINDS = (RECURRENT, MEDUSA)
-# By `drafter.kind`, those that are trained here.
-TRAINED = {kind.name: kind.training for kind in KINDS if kind.training is not None}
+# By `drafter.kind`.
+TRAINING = {kind.name: kind.training for kind in KINDS}
 
 
-def kind_of(config: object) -> Kind | None:
-    """The kind that has such a configuration; None where no drafter's weights have it."""
+def find_kind(config: object) -> Kind | None:
+    """The kind that has such a configuration; None where no drafter has it."""
     return next((kind for kind in KINDS if type(config) is kind.config), None)
 
 
-def recognise(stated: Fields, names: Collection[str] = ()) -> Kind | None:
-    """The kind of a folder by the fields of its `config.json` and the names of its weights."""
-    for kind in KINDS:
-        files = kind.files
-        if files and (
-            stated.get("model_type") == files.model_type or files.is_published(stated, names)
-        ):
-            return kind
-    return None
+def kind_of(config: HeadConfig) -> Kind:
+    """The kind of a drafter's configuration."""
+    kind = find_kind(config)
+    assert kind is not None, f"{type(config).__name__} has no record"
+    return kind
+
+
+def recognise(stated: Fields) -> Kind | None:
+    """The kind of a drafter's folder by the fields of its `config.json`; None for other folders."""
+    return next(
+        (
+            kind
+            for kind in KINDS
+            if stated.get("model_type") == kind.files.model_type or kind.files.is_published(stated)
+        ),
+        None,
+    )

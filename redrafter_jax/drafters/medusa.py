@@ -5,7 +5,7 @@ probability of a path is the product of its tokens', one of each head. A path is
 (0, 2) is the best token of the first head, and below it the third best of the second.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -58,7 +58,7 @@ class MedusaConfig(HeadConfig):
         problem = f"is {self.context_layers}; Medusa heads read the last layer alone: leave it out."
         require(not self.context_layers, self, "context_layers", problem)
 
-    def check_draft(self, tree: TreeConfig) -> None:
+    def check_tree(self, tree: TreeConfig) -> None:
         """Refuse beams, more draft rounds than heads, and more tokens than can be drafted."""
         if tree.draft_rounds > self.num_heads:
             raise InputError(
@@ -71,7 +71,7 @@ class MedusaConfig(HeadConfig):
                     f"TreeConfig.{name} is for heads that draft in beams, and Medusa heads draft "
                     "by rank; leave it out."
                 )
-        super().check_draft(tree)
+        super().check_tree(tree)
 
 
 class MedusaHead(nnx.Module):
@@ -135,8 +135,6 @@ class MedusaDrafter(HeadDrafter):
     Those of a step are the most probable ones under its node budget, or with `tree.static_tree`
     the same in every step.
     """
-
-    module = MedusaHeads
 
     @property
     def name(self) -> str:
@@ -212,13 +210,12 @@ def _assumed_acceptance(path: Path) -> float:
     return prod(0.55 * 0.8**head / (rank + 1) ** 2 for head, rank in enumerate(path))
 
 
-def is_published(stated: Mapping[str, Any], names: Collection[str]) -> bool:
+def is_published(stated: Mapping[str, Any]) -> bool:
     """Whether `config.json` is one of Medusa's authors, who state no model_type.
 
     Theirs states the numbers of heads and of blocks under the same names as ours, but no sizes
     (https://github.com/FasterDecoding/Medusa).
     """
-    del names
     return not stated.get("model_type") and "medusa_num_heads" in stated
 
 

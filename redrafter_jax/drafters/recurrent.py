@@ -74,14 +74,14 @@ class RecurrentConfig(HeadConfig):
         fits = rank is not None and rank < self.exit_dim
         require(fits or not low, self, "head_rank", problem)
 
-    def check_draft(self, tree: TreeConfig) -> None:
+    def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
         if tree.static_tree:
             raise InputError(
                 "TreeConfig.static_tree is for heads that draft by rank, and this is a recurrent "
                 "head, whose trees follow its beams; leave it out."
             )
-        super().check_draft(tree)
+        super().check_tree(tree)
 
     @property
     def beyond_apple(self) -> dict[str, Any]:
@@ -278,8 +278,6 @@ def beam_search(
 @dataclass(frozen=True)
 class RecurrentDrafter(HeadDrafter):
     """A recurrent head, and the beams that it drafts."""
-
-    module = RecurrentHead
 
     @property
     def name(self) -> str:

@@ -19,9 +19,10 @@ from redrafter_jax.config import (
     TargetConfig,
     YarnScaling,
 )
+from redrafter_jax.config.limits import read_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.family_table import Family
-from redrafter_jax.files.fields import field, read_fields
+from redrafter_jax.files.fields import field
 
 # Kinds of layers, as transformers calls them.
 FULL, WINDOWED = "full_attention", "sliding_attention"
@@ -164,7 +165,7 @@ def _scaling(
         stated = {**_yarn_defaults(stated, values, path), **stated}
     elif scaling is LongRopeScaling:
         stated = {**_longrope_defaults(stated, values, path), **stated}
-    return read_fields(scaling, stated, path) if scaling else None
+    return read_config(scaling, stated, path, foreign=True) if scaling else None
 
 
 def _yarn_defaults(
@@ -286,7 +287,7 @@ def _stated_window(values: Mapping[str, Any], family: Family, path: Path) -> int
 
 
 def window_fields(config: TargetConfig, family: Family) -> dict[str, Any]:
-    """The same as transformers would write it for the family."""
+    """The fields of windows as transformers would write them for a target of the family."""
     stated: dict[str, Any] = {}
     if family.windowed != "none":
         stated["sliding_window"] = config.sliding_window

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.config import Quantization, WeightFormat
-from redrafter_jax.drafters.kinds import kind_of
+from redrafter_jax.drafters.kinds import find_kind, recognise
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import drafter_kind, find_drafter
+from redrafter_jax.files.drafter_files import find_drafter
 from redrafter_jax.files.gguf import GgufFiles
 from redrafter_jax.files.locate import SINGLE_FILE, TREE_TABLE
 from redrafter_jax.files.parameters import MatchedModel, dotted
@@ -70,7 +70,7 @@ def convert(
             "to, or leave the option out if it is quantized already."
         )
     stated: dict[str, object] = files.fields
-    is_drafter = drafter_kind(source, stated) is not None
+    is_drafter = recognise(stated) is not None
     found = find_drafter(source) if is_drafter else files.match(keep_quantized=keep_quantized)
     forms = _formats(found, quantization)
     is_quantized = any(weight.scale is not None for weight in found.weights)
@@ -96,11 +96,11 @@ def convert(
         raise InputError(f"Cannot make {partial}: {error.strerror}.") from None
     try:
         if quantization is not None:
-            stated = {**stated, **_quantized_fields(found, quantization)}
+            stated = {**_sizes(found), **stated, **_quantized_fields(quantization)}
         elif is_quantized:
             stated = {**stated, "quantization_config": {"quant_method": QUANT_METHOD}}
         companions = _write_companions(files, found, stated, partial, dtype)
-        files = [*_write_weights(found, partial, dtype, forms), *companions]
+        names = [*_write_weights(found, partial, dtype, forms), *companions]
         written = find_drafter(partial) if is_drafter else open_target(partial).match()
         _check_same(found, written, dtype, forms)
         partial.rename(whole)
@@ -116,7 +116,7 @@ def convert(
     sentences = [
         f"{folder}: a {'drafter' if is_drafter else 'target'} of {len(written.weights)} weights, "
         f"{size:,} bytes, {dtypes}; {as_source}",
-        f"Written: {', '.join(files)}",
+        f"Written: {', '.join(names)}",
     ]
     if found.left_out:
         named, others = found.left_out[:2], len(found.left_out) - 2
@@ -144,17 +144,20 @@ def _formats(found: MatchedModel, quantization: Quantization | None) -> dict[str
     return forms
 
 
-def _quantized_fields(found: MatchedModel, quantization: Quantization) -> dict[str, Any]:
-    """What `config.json` states of a quantized model; sizes too where only the weights had them."""
-    kind = kind_of(found.config)
-    sizes = kind.files.fields(found.config) if kind and kind.files else {}
-    return {**sizes, "quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
+def _sizes(found: MatchedModel) -> Mapping[str, Any]:
+    """What `config.json` may not state of a drafter, whose weights then tell."""
+    kind = find_kind(found.config)
+    return {} if kind is None else kind.files.fields(found.config)
+
+
+def _quantized_fields(quantization: Quantization) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": QUANT_METHOD, **asdict(quantization)}}
 
 
 def _beyond_apple(config: Any, quantized: bool) -> list[str]:
     """What a drafter has that Apple's layout does not; nothing of a target."""
-    kind = kind_of(config)
-    if kind is None or kind.files is None:
+    kind = find_kind(config)
+    if kind is None:
         return []
     if kind.files.beyond_apple is None:
         return [kind.title]

@@ -3,17 +3,16 @@
 The records are those of `redrafter_jax.drafters.kinds`.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from redrafter_jax.config.limits import read_config
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.kinds import KINDS, FileLayout, Kind, kind_of, recognise
+from redrafter_jax.drafters.kinds import KINDS, Kind, kind_of, recognise
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.fields import errors_naming, field, read_fields, read_json
+from redrafter_jax.files.fields import errors_naming, field, read_json
 from redrafter_jax.files.locate import is_gguf, locate, locate_weights
 from redrafter_jax.files.parameters import Layout, MatchedModel, match_weights, save
 from redrafter_jax.files.quantized import check_method
@@ -40,10 +39,7 @@ def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
     What the authors' layout does not know is said in `config.json`.
     """
     kind = kind_of(drafter.config)
-    assert kind is not None, f"{type(drafter.config).__name__} is no drafter's configuration"
-    assert kind.files is not None, f"{kind.title} is saved as a target"
-    layout = _layout(kind, kind.files)
-    save(Path(folder), drafter, layout, kind.files.fields(drafter.config))
+    save(Path(folder), drafter, _layout(kind), kind.files.fields(drafter.config))
 
 
 def find_drafter(name: str | Path) -> MatchedModel:
@@ -53,35 +49,24 @@ def find_drafter(name: str | Path) -> MatchedModel:
         raise InputError(f"{folder} is a GGUF file, which holds a target; a drafter is a folder.")
     path = folder / "config.json"
     values = read_json(path)
-    kind = drafter_kind(name, values)
-    if kind is None or kind.files is None:
-        types = " or ".join(repr(kind.files.model_type) for kind in KINDS if kind.files)
+    kind = recognise(values)
+    if kind is None:
+        types = " or ".join(repr(kind.files.model_type) for kind in KINDS)
         raise InputError(
             f"{path} states model_type {values.get('model_type')!r}; a drafter folder states "
             f"{types}."
         )
     check_method(values, path)
     files = kind.files
-    own = {name: field(values, name, path, needed) for name, needed in files.own_fields.items()}
+    own = {key: field(values, key, path, needed) for key, needed in files.own_fields.items()}
     # The sizes of some published heads are in the weights alone.
     folder = locate_weights(name, folder, files.weight_files)
     stored = find_weights(folder, files.weight_files)
     with errors_naming(path):
         derived = files.read(values | own, {name: one.shape for name, one in stored.items()})
-    config = read_fields(kind.config, {**values, **derived}, path)
-    return match_weights(folder, path, config, stored, _layout(kind, files))
+    config = read_config(kind.config, {**values, **derived}, path, foreign=True)
+    return match_weights(folder, path, config, stored, _layout(kind))
 
 
-def drafter_kind(name: str | Path, values: Mapping[str, Any]) -> Kind | None:
-    """The kind of drafter by the fields of its `config.json`; None where they are no drafter's.
-
-    Of a folder the names of its weights tell too; those of a hub's model are not downloaded here.
-    """
-    kind = recognise(values)
-    if kind is None and Path(name).is_dir():
-        kind = recognise(values, find_weights(Path(name)))
-    return kind
-
-
-def _layout(kind: Kind, files: FileLayout) -> Layout:
-    return Layout(kind.module, files.stored_name, files.layers)
+def _layout(kind: Kind) -> Layout:
+    return Layout(kind.module, kind.files.stored_name, kind.files.layers)

@@ -208,7 +208,7 @@ def _family_of(config: TargetConfig) -> str:
 def _eos_token_ids(
     values: Mapping[str, Any], path: Path, generation: tuple[Path, Mapping[str, Any]] | None
 ) -> tuple[int, ...]:
-    """The tokens that end a text; those of `generation` where it states any, even none."""
+    """The tokens that end a text; those of `generation` where it has the field, be it null."""
     if generation is not None and "eos_token_id" in generation[1]:
         path, values = generation
     stated = values.get("eos_token_id")

@@ -4,15 +4,12 @@ import json
 import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any
 
-from redrafter_jax.config.limits import FieldError, main_type
+from redrafter_jax.config.limits import INT_LIMIT, FieldError
 from redrafter_jax.errors import InputError
 
-# Beyond it a whole number fits no array, and far beyond it no float.
-_INT_LIMIT = 2**63
 _EXPECTED = {
     int: "a whole number",
     float: "a number",
@@ -23,38 +20,6 @@ _EXPECTED = {
 }
 # How the file begins that Git LFS leaves where it has not downloaded what it stands for.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_AS_JSON: dict[Any, type] = {tuple: list, Literal: str}
-
-
-def read_fields[T](kind: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
-    """A configuration of what a file states under the names of its fields.
-
-    Args:
-      kind: its type, a dataclass.
-      values: the file's fields; one that is null counts as missing.
-      path: of the file.
-      given: values of fields that are not looked for in the file.
-
-    Raises:
-      InputError: a field without default is missing, or one is of another type or range.
-    """
-    for one in fields(cast(Any, kind)):
-        if one.name in given or (values.get(one.name) is None and one.default is not MISSING):
-            continue
-        allowed = main_type(one.type)
-        expected = cast(type, get_origin(allowed) or allowed)
-        value = field(values, one.name, path, _AS_JSON.get(expected, expected))
-        if expected is tuple:
-            entry_type = get_args(allowed)[0]
-            for entry in value:
-                if type(entry) not in (int, entry_type):
-                    wanted = "integers" if entry_type is int else "numbers"
-                    raise InputError(
-                        f"{path} states {entry!r:.80} in {one.name!r}; they must be {wanted}."
-                    )
-        given[one.name] = tuple(value) if expected is tuple else value
-    with errors_naming(path):
-        return kind(**given)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -151,7 +116,7 @@ def field(
     value = default if values.get(name) is None else values[name]
     if value is None:
         raise InputError(f"{path} does not state {name!r}, and it has no default.")
-    if type(value) is int and not -_INT_LIMIT < value < _INT_LIMIT:
+    if type(value) is int and not -INT_LIMIT < value < INT_LIMIT:
         raise InputError(
             f"{path} states {name}={str(value)[:8]}..., a number of {len(str(abs(value)))} digits; "
             "it must be less than 2 to the 63rd."

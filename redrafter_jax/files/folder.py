@@ -91,7 +91,7 @@ class FolderFiles(TargetFiles):
             )
         try:
             loaded.backend_tokenizer.encode("Hi \N{SNOWMAN}\n")
-        except Exception as error:  # of a class that is not the vocabulary's
+        except Exception as error:  # a class that does not fit the vocabulary may raise anything
             raise InputError(
                 f"The tokenizer of {self.name} is a {type(loaded).__name__} to transformers and "
                 f"makes no tokens of a text ({error}); mend tokenizer_class in its "

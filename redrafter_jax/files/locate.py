@@ -39,7 +39,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def locate(name: str | Path) -> Path:
-    """The same for a model, which a folder is refused for that holds none.
+    """The same, for a folder or file that must hold a model.
 
     Raises:
       InputError: as `resolve`, or it is a folder around the one of a model, or one of an adapter.
@@ -171,7 +171,7 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
         raise InputError(
             f"{repository!r} on the Hugging Face hub has no {needed}; {folder}."
         ) from None
-    # The clients below raise errors of their own, which have no base in common.
+    # httpx, hf_xet and the file system raise errors of their own, which have no base in common.
     except Exception as error:
         if isinstance(error, OSError) and error.strerror:
             place = f" ({error.filename})" if error.filename else ""

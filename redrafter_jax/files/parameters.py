@@ -43,13 +43,13 @@ class Layout(NamedTuple):
     Attributes:
       module: function from a configuration to a module that holds parameters and nothing else.
       stored_name: function from a configuration and a parameter's dotted name to the weight's name.
-      layers: fields of the configuration whose product is the number of layers; there cannot be
-        more of them than weights in the files.
+      layers: fields of the configuration whose product is the number of layers, with their names
+        in files; there cannot be more layers than weights.
     """
 
     module: Callable[..., nnx.Module]
     stored_name: Callable[[Any, str], str]
-    layers: tuple[str, ...]
+    layers: Mapping[str, str]
 
 
 class Parameter(NamedTuple):
@@ -141,7 +141,7 @@ def match_weights(
     Raises:
       InputError: a weight is missing, of another shape, or has no place in the model.
     """
-    counts = {name: getattr(config, name) for name in layout.layers}
+    counts = {name: getattr(config, field) for field, name in layout.layers.items()}
     if prod(max(count, 1) for count in counts.values()) > len(stored):  # before so many are made
         stated = " and ".join(f"{name}={count}" for name, count in counts.items())
         raise InputError(

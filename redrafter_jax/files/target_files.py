@@ -220,7 +220,7 @@ def target_name(config: TargetConfig, name: str) -> str:
     return _HEAD if name == "lm_head" else f"model.{name}.weight"
 
 
-_LAYOUT = Layout(Decoder, target_name, ("num_hidden_layers",))
+_LAYOUT = Layout(Decoder, target_name, {"num_hidden_layers": "num_hidden_layers"})
 
 
 def _text_name(name: str) -> str:

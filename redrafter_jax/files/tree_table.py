@@ -4,16 +4,16 @@
 """
 
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from annotated_types import Ge
 
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.config.limits import Count, Positive, check_fields, main_type
+from redrafter_jax.config.limits import Count, Positive, check_fields, read_config
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.fields import errors_naming, field, read_text, write_atomically
+from redrafter_jax.files.fields import read_text, write_atomically
 from redrafter_jax.files.locate import TREE_TABLE, locate
 
 _HEADER = """\
@@ -66,6 +66,9 @@ class TreeTable:
     device: str
     dtype: str
     trees: tuple[TunedTree, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def nearest(self, batch_size: int, temperature: float) -> TunedTree:
         """Of the nearest batch size the nearest temperature.
@@ -121,15 +124,10 @@ def find_tree_table(drafter: str | Path) -> TreeTable | None:
         values = parse_yaml(read_text(path), aliases=False)
     except NotYamlError as error:
         raise InputError(f"{path} is not valid YAML: {error}.") from None
-    values = _mapping(TreeTable, values, str(path))
-    trees = field(values, "trees", path, list)
-    if not trees:
+    table = read_config(TreeTable, values, path)
+    if not table.trees:
         raise InputError(f"{path} states no trees; delete it, or run `python -m eval tune` again.")
-    return TreeTable(
-        field(values, "device", path, str),
-        field(values, "dtype", path, str),
-        tuple(_read_tree(tree, f"{path}: trees.{place}") for place, tree in enumerate(trees)),
-    )
+    return table
 
 
 def write_tree_table(path: Path, table: TreeTable) -> None:
@@ -145,36 +143,3 @@ def write_tree_table(path: Path, table: TreeTable) -> None:
         write_atomically(path, _HEADER + text)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from None
-
-
-def _read_tree(values: Any, place: str) -> TunedTree:
-    values = _mapping(TunedTree, values, place)
-    with errors_naming(place):
-        if values["tree"] is not None:
-            stated = _mapping(TreeConfig, values["tree"], f"{place}.tree")
-            tree = TreeConfig(**as_tuples(stated))
-            values = values | {"tree": tree}
-        return TunedTree(**values)
-
-
-def as_tuples(value: Any) -> Any:
-    """Lists, also those within others or in a mapping, as the tuples that configurations hold."""
-    if isinstance(value, dict):
-        return {name: as_tuples(one) for name, one in value.items()}
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
-
-
-def _mapping(kind: type, values: Any, place: str) -> dict[str, Any]:
-    """The values, refused unless they are of fields of the dataclass and none is missing."""
-    names = [one.name for one in fields(kind)]
-    needed = {one.name for one in fields(kind) if one.default is MISSING}
-    if not isinstance(values, dict) or not needed <= values.keys() <= set(names):
-        given = ", ".join(map(str, values)) if isinstance(values, dict) else repr(values)
-        raise InputError(f"{place} holds {given:.80}; it must hold {', '.join(names)}.")
-    wide = {one.name for one in fields(kind) if main_type(one.type) is float}
-    return {
-        name: field(values, name, Path(place), float)
-        if name in wide and value is not None
-        else value
-        for name, value in values.items()
-    }

@@ -69,10 +69,10 @@ def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWe
             raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
     for path, header in headers.items():
         # A weight may lie in two shards, of which the index means one.
-        if others := sorted(header.keys() - shards.keys()):
-            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        if unnamed := sorted(header.keys() - shards.keys()):
+            more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
             raise InputError(
-                f"{path} holds the weight {others[0]!r}{more}, which {index.name} does not name; "
+                f"{path} holds the weight {unnamed[0]!r}{more}, which {index.name} does not name; "
                 "add it to the index, or take it out of the file."
             )
     return {name: headers[path][name] for name, path in shards.items()}

@@ -1,4 +1,4 @@
-"""What a program on one part of a mesh asks of the others; without a mesh these do nothing.
+"""Exchanges between the parts of a mesh within a program; without a mesh they do nothing.
 
 `mesh.per_shard` runs a program so. A part is known by its size: an axis that is shorter than it
 should be is this device's part of it.
@@ -42,7 +42,7 @@ def shard_size(whole: int) -> int:
 
 
 def shard_start(size: int, whole: int) -> Int[Array, ""] | int:
-    """Where this device's part, of the given size, begins in an axis."""
+    """Index at which this device's part, of the given size, begins in an axis."""
     return 0 if size == whole else jax.lax.axis_index(MODEL) * size
 
 
@@ -52,5 +52,5 @@ def _has_others() -> bool:
 
 
 def in_shard() -> bool:
-    """Whether this is traced for a part, within `mesh.per_shard`."""
+    """Whether the program is traced for one part of the mesh, within `mesh.per_shard`."""
     return MODEL in jax.sharding.get_abstract_mesh().manual_axes

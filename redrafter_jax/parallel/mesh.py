@@ -52,7 +52,7 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
     Args:
       data: parts of the batch.
       model: parts of the heads, the feed-forward width and the vocabulary.
-      devices: to choose from, in this order; None for all there are.
+      devices: devices to choose from, in this order; None for all there are.
 
     Raises:
       InputError: a size is no whole number or below 1, or there are fewer devices.

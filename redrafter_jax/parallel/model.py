@@ -42,7 +42,7 @@ class Model(Generic[Config, Module]):
       config: the configuration the module was built from.
       graphdef: structure of the module, hashable.
       params: its parameters.
-      mesh: that they are split over, from `make_mesh`; None on one device.
+      mesh: the mesh that they are split over, from `make_mesh`; None on one device.
       source: folder, GGUF file or hub id that it was loaded from; empty if it was made otherwise.
     """
 

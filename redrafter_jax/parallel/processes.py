@@ -35,8 +35,8 @@ def join(
 
     Args:
       coordinator_address: host and port where process 0 listens.
-      num_processes: in all.
-      process_id: of this one, from 0.
+      num_processes: number of processes in all.
+      process_id: number of this process, from 0.
       environment: variables of this process.
 
     Raises:

@@ -16,10 +16,10 @@ Finish = Literal["stop", "length"]
 
 
 class Spelling(NamedTuple):
-    """How a token reads within a text.
+    """The spelling of a token within a text.
 
     Attributes:
-      text: with replacement characters for parts of characters.
+      text: its text, with replacement characters for parts of characters.
       raw: its own bytes.
     """
 
@@ -35,11 +35,11 @@ class Spelling(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What one step adds to an answer.
+    """The part of an answer that one step adds.
 
     Attributes:
-      text: that is certain by now.
-      tokens: that were decided.
+      text: the text that became certain.
+      tokens: the tokens that were decided.
       finish: why the answer ends here; None while it goes on.
     """
 
@@ -57,7 +57,7 @@ class Choice:
       stop: strings that end the answer.
       gap: what a chat template writes between the opening of an answer and its text, which is no
         part of it.
-      spell: how tokens read within a text; by default as the tokenizer says.
+      spell: the spelling of a token within a text; by default the tokenizer's.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Choice:
         self.ended = False
 
     def take(self, event: Event) -> Piece:
-        """What an event adds, up to a stop string, which ends the answer.
+        """The part of the answer that an event adds, up to a stop string, which ends the answer.
 
         Raises:
           InputError: the target computes no numbers, or its tokenizer's texts change as they grow.
@@ -126,7 +126,7 @@ class Choice:
 
 
 def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[[int], Spelling]:
-    """How tokens read within a text; some decoders spell one otherwise at the start of it.
+    """The spelling of tokens within a text; some decoders spell its first one differently.
 
     Special tokens, and those that end an answer, have a text but no bytes in it.
     """

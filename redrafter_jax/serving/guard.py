@@ -1,4 +1,4 @@
-"""What every request passes before it is read: the host it names, its key, its size, its pace."""
+"""Checks that every request passes before it is read: the host it names, key, size and pace."""
 
 import asyncio
 import hmac
@@ -14,11 +14,11 @@ _OPEN = ("/", "/health")
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware that refuses requests before their bodies are read.
 
     Args:
-      app: that answers what passes.
-      api_key: that requests must bear; None for none.
+      app: the application that answers the requests that pass.
+      api_key: the key that requests must bear; None lets all pass.
       hosts: names that requests may call the server by, without a port; None for any. They keep out
         DNS rebinding: a page of another site whose name points to this machine.
       max_body: bytes of a request's body.

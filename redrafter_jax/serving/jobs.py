@@ -28,14 +28,14 @@ class Job:
     """The choices of one request, which are decoded together.
 
     Attributes:
-      service: that answers.
-      event_queue: what the engine decides of the choices.
-      choices: by index in the request.
-      seed: of the first choice.
-      prompt_tokens: of all prompts.
+      service: the service that answers it.
+      event_queue: the queue of what the engine decides.
+      choices: its choices, by their index in the request.
+      seed: seed of the first choice.
+      prompt_tokens: number of tokens of all prompts.
       began: when the request came, by the monotonic clock.
-      completion_tokens: decided so far.
-      outcome: so far: whoever stops reading before the end has left.
+      completion_tokens: number of tokens decided so far.
+      outcome: the outcome so far: a client that stops reading before the end has left.
     """
 
     service: Service
@@ -57,7 +57,7 @@ class Job:
         }
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Which choice, and what a step adds to it, until all have ended.
+        """The index of a choice and the piece that a step adds to it, until all choices have ended.
 
         Raises:
           ApiError: the deadline has come, or the engine is gone.
@@ -100,7 +100,7 @@ class Job:
 
 
 class _Times:
-    """When the tokens of a choice came."""
+    """The times at which the tokens of a choice came."""
 
     def __init__(self, began: float) -> None:
         self._began = began
@@ -215,7 +215,7 @@ def _sampling(request: BaseRequest) -> SamplingConfig:
 
 
 def _limit(service: Service, request: BaseRequest, prompt: Sequence[int]) -> int:
-    """On the new tokens of an answer: what is asked for, or all that there is room for."""
+    """The limit on an answer's new tokens: the one asked for, or all that there is room for."""
     most = service.model.context_length
     limit = request.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:

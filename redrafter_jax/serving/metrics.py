@@ -1,4 +1,4 @@
-"""What Prometheus reads of a server."""
+"""The metrics of a server that Prometheus reads."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -73,7 +73,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What the engine counts itself."""
+        """The metrics that the engine counts itself."""
         engine, sums = self._engine, self._engine.counters
         for name, text, value in (
             ("active_slots", "Requests that have a slot.", engine.active),

@@ -1,4 +1,4 @@
-"""What the answers of OpenAI's API look like, whole and as the chunks of a stream."""
+"""Answers of OpenAI's API, whole and as the chunks of a stream."""
 
 import secrets
 import time
@@ -95,7 +95,7 @@ class Answer(ABC):
 
 
 class ChatAnswer(Answer):
-    """Of `/v1/chat/completions`."""
+    """Answers of `/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
@@ -162,7 +162,7 @@ def _split(split: ReasoningSplit, piece: Piece) -> tuple[str, str]:
 
 
 class CompletionAnswer(Answer):
-    """Of `/v1/completions`, for which whole answers and chunks are of one kind."""
+    """Answers of `/v1/completions`, where whole answers and chunks are of one kind."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 

@@ -162,7 +162,7 @@ def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:
 
 
 def _echoes(service: Service, request: BaseRequest) -> list[str]:
-    """What the choices begin with, where they repeat their prompts."""
+    """The texts that the choices begin with if they repeat their prompts; else none."""
     if not (isinstance(request, CompletionRequest) and request.echo):
         return []
     texts = [

@@ -8,7 +8,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-# Of some statuses; from 500 on it is "server_error", else "invalid_request_error".
+from redrafter_jax.config.limits import is_not
+
+# Kinds of some statuses; from 500 on it is "server_error", else "invalid_request_error".
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -16,11 +18,11 @@ class ApiError(HTTPException):
     """A request that is not answered.
 
     Args:
-      status: of HTTP.
+      status: the status code of HTTP.
       message: one sentence: the value, the limit, the way out.
-      field: of the request, where one is to blame.
-      code: for programs, such as "context_length_exceeded".
-      headers: of the response.
+      field: the field of the request that is to blame, if one is.
+      code: a name for programs to tell it by, such as "context_length_exceeded".
+      headers: headers of the response.
     """
 
     def __init__(
@@ -37,27 +39,27 @@ class ApiError(HTTPException):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """The object that says it, of a response or of an event in a stream."""
+        """The JSON object of the error, for a response or for an event in a stream."""
         other = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = _KINDS.get(self.status_code, other)
         error = {"message": self.detail, "type": kind, "param": self.field, "code": self.code}
         return {"error": error}
 
     def response(self) -> Response:
-        """The response that says it."""
+        """The response that tells the error."""
         # All in ASCII: what a message quotes of a request need not be valid Unicode.
         return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
 
 
 def server_ends() -> ApiError:
-    """What is answered to requests that are not complete when the server ends."""
+    """The answer to requests that are not complete when the server ends."""
     return ApiError(
         503, "The server is shutting down; send the request to another one.", code="server_ends"
     )
 
 
 def as_api_error(method: str, path: str, error: Exception) -> ApiError:
-    """What is answered to a request that FastAPI or a route refuses."""
+    """The answer to a request that FastAPI or a route refuses."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -81,7 +83,6 @@ def _refusal(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, f"The body is not valid JSON: {why} at character {at}.", code="invalid_json"
         )
-    reason = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
     if not place:
         if isinstance(error.body, bytes):  # FastAPI reads no other type
             return ApiError(
@@ -90,8 +91,11 @@ def _refusal(error: RequestValidationError) -> ApiError:
             )
         return ApiError(400, "Send a JSON object, as application/json.")
     field = ".".join(map(str, place))
+    reason = first["msg"].removeprefix("Value error, ").replace(" after validation", "").rstrip(".")
     problem = {
-        "extra_forbidden": " is not supported; leave it out.",
-        "missing": " is missing; give it.",
-    }.get(kind, f": {reason.rstrip('.')}.")
-    return ApiError(400, field + problem, field=field, code=kind)
+        "extra_forbidden": " is not supported; leave it out",
+        "missing": " is missing; give it",
+    }.get(kind, f": {reason}")
+    if (needed := reason.removeprefix("Input should be ")) != reason:
+        problem = f" {is_not(first['input'], needed)}"
+    return ApiError(400, f"{field}{problem}.", field=field, code=kind)

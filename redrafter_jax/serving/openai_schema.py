@@ -164,7 +164,7 @@ class Message(_Fields):
 
 
 class StreamOptions(_Fields):
-    """What a stream tells besides the answer."""
+    """Options on what a stream tells besides the answer."""
 
     off: ClassVar[Values] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
@@ -172,13 +172,13 @@ class StreamOptions(_Fields):
 
 
 class BaseRequest(_Fields):
-    """What both kinds of request share.
+    """The fields that both kinds of request share.
 
     Attributes:
-      prompt_field: that the prompts come from, for messages.
+      prompt_field: name of the field that holds the prompts, for messages.
       model: the name that /v1/models gives.
-      temperature: as in `SamplingConfig`, but 1 by default, as in OpenAI's API; so the filters.
-      seed: of the first choice's noise; choice i is drawn with seed + i. Random by default.
+      temperature: temperature and filters of `SamplingConfig`; 1 by default, as in OpenAI's API.
+      seed: seed of the first choice's noise; choice i is drawn with seed + i. Random by default.
       stop: texts that end an answer; one that is a special token ends it too.
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
@@ -221,7 +221,7 @@ class BaseRequest(_Fields):
 
     @property
     def top(self) -> int | None:
-        """How many of the likeliest tokens are reported; None for no log-probabilities at all."""
+        """Number of the likeliest tokens to report; None for no log-probabilities at all."""
         return None
 
 
@@ -232,7 +232,7 @@ class ChatRequest(BaseRequest):
       messages: the conversation so far.
       max_completion_tokens: the later name of `max_tokens`.
       logprobs: tell the log-probability of every new token.
-      top_logprobs: and of so many others, by probability.
+      top_logprobs: number of likeliest other tokens whose log-probabilities are told too.
       chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": false}`.
         Not OpenAI's.
     """

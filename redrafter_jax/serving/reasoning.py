@@ -1,4 +1,4 @@
-"""What a target reasons before it answers, told from the answer while both are decided."""
+"""The reasoning before an answer, told from the answer while both are decided."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ class ReasoningSplit:
 
     Attributes:
       reasons: whether what comes is reasoning, as far as is known.
-      tokens: that belonged to reasoning, marks included.
+      tokens: number of tokens of the reasoning so far, marks included.
     """
 
     def __init__(self, opened: bool) -> None:
@@ -40,7 +40,7 @@ class ReasoningSplit:
         self._new = 0  # tokens that are not counted yet
 
     def push(self, text: str) -> tuple[str, str]:
-        """What the text of one token adds to reasoning and answer."""
+        """The parts of reasoning and of the answer that the text of one token adds."""
         self._new += 1
         reasoned, pair = self.reasons, self._take(text)
         if not self._undecided:
@@ -49,7 +49,7 @@ class ReasoningSplit:
         return pair
 
     def finish(self) -> tuple[str, str]:
-        """What was held back."""
+        """The parts of reasoning and of the answer that were held back."""
         held, self._held = self._held, ""
         return (held, "") if self.reasons else ("", held)
 

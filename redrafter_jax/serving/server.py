@@ -47,11 +47,11 @@ class Server(uvicorn.Server):
     """All parts around an engine, which warms up when this runs; ends by letting answers end first.
 
     Args:
-      engine: that decodes.
-      model: what is served.
-      limits: on requests.
+      engine: the engine that decodes.
+      model: the model that it serves.
+      limits: limits on requests.
       host: the address that it will listen on; on the loopback it answers to no other name.
-      api_key: that requests must bear; None for none.
+      api_key: the key that requests must bear; None lets all pass.
       log_prompts: whether the log tells what was asked.
 
     Attributes:

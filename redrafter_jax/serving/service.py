@@ -1,4 +1,4 @@
-"""What answers requests, as its parts share it."""
+"""The parts of a server that answer requests, as routes and jobs share them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from redrafter_jax.text.chat_template import PromptFormat
 
 
 class ServedModel(NamedTuple):
-    """What is served, besides the engine.
+    """The served model, as clients know it.
 
     Attributes:
-      name: what clients call it.
-      fingerprint: of all that decides a text besides the request.
+      name: the name that clients give.
+      fingerprint: digest of all that decides a text besides the request.
       format: how conversations become tokens, and what ends an answer.
       context_length: tokens that a prompt and its answer may come to.
     """
@@ -27,14 +27,14 @@ class ServedModel(NamedTuple):
 
 
 class Service(NamedTuple):
-    """All that answers requests.
+    """A server's parts.
 
     Attributes:
-      worker: that decodes.
-      model: what is served.
-      limits: on requests.
-      spell: how a token reads within a text.
-      metrics: what is counted.
+      worker: the thread that decodes.
+      model: the model that it serves.
+      limits: limits on requests.
+      spell: the spelling of a token within a text.
+      metrics: its counters.
     """
 
     worker: Worker

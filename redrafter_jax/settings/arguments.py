@@ -29,13 +29,13 @@ def parse_settings(
     `--print-config` prints the resolved whole and exits.
 
     Args:
-      model: of the settings.
-      description: of the command.
+      model: the class of the settings.
+      description: the command's description in its help.
       arguments: its words; None for those that Python was started with.
-      command: what the help calls it, where its program has several.
-      processes: whether it may be one of several that are one job; it joins the others here.
-      flags: options that are short for settings.
-      config: the file where none is given; None requires one.
+      command: its name in the help, where its program has several commands.
+      processes: whether several processes may run it as one job; they join here.
+      flags: settings by the options that are short for them.
+      config: the default of `--config`; None makes it required.
 
     Raises:
       InputError: the file cannot be read, or any value is not valid; all problems are listed.

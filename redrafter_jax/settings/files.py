@@ -8,14 +8,14 @@ import dataclasses
 import difflib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
 
-from redrafter_jax.config.limits import FieldError, main_type
+from redrafter_jax.config.limits import FieldError, is_not, main_type
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_text
 from redrafter_jax.files.yaml_text import NotYamlError, parse_yaml
@@ -99,14 +99,10 @@ def _describe(error: pydantic.ValidationError, model: Any) -> list[str]:
     """A line for each problem; a section's last key that is like none lists all keys."""
     lines, lists = [], {}
     for problem in error.errors():
-        location, context = problem["loc"], problem.get("ctx", {})
+        location = problem["loc"]
         path = ".".join(map(str, location))
         if problem["type"] not in _UNKNOWN_KEYS:
-            # Of a missing key or an inconsistent section the input is the whole section.
-            got = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
-            if isinstance(problem["input"], bool):
-                got += "; YAML reads yes, no, on and off as true or false"
-            lines.append(_line(path, problem["msg"], context.get("error")) + got)
+            lines.append(_line(path, problem))
             continue
         known = _known_keys(model, location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
@@ -119,15 +115,19 @@ def _describe(error: pydantic.ValidationError, model: Any) -> list[str]:
     return lines
 
 
-def _line(path: str, message: str, error: Exception | None) -> str:
-    match error:
-        case FieldError(field=field, problem=problem):
-            return f"{path}.{field} {problem}".removeprefix(".")
-        case ValueError():
-            message = str(error)  # without pydantic's "Value error, "
-        case _:
-            pass
-    return f"{path}: {message}" if path else message
+def _line(path: str, problem: Mapping[str, Any]) -> str:
+    value, error = problem["input"], problem.get("ctx", {}).get("error")
+    if isinstance(error, FieldError):
+        return f"{path}.{error.field} {error.problem}".removeprefix(".")
+    if (needed := problem["msg"].removeprefix("Input should be ")) != problem["msg"]:
+        of_yaml = "; YAML reads yes, no, on and off as true or false" * isinstance(value, bool)
+        return f"{path} {is_not(value, needed)}{of_yaml}"
+    if problem["type"] == "missing":
+        return f"{path} is missing; give it"
+    # Of an inconsistent section the input is the whole section.
+    got = "" if isinstance(value, dict) else f" (got {value!r})"
+    message = str(error) if error else problem["msg"]  # without pydantic's "Value error, "
+    return (f"{path}: {message}" if path else message) + got
 
 
 def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:

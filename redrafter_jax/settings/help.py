@@ -1,4 +1,4 @@
-"""What `--help` says of the settings of a command: their sections, defaults and documentation."""
+"""The part of `--help` on a command's settings: their sections, defaults and documentation."""
 
 import dataclasses
 import inspect
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _prose(kind: Any) -> Iterator[str]:
-    """What the documentation says before its list of attributes, or without one; by paragraphs."""
+    """The paragraphs of a section's documentation before its list of attributes."""
     for one in reversed(inspect.getmro(kind)):
         text = inspect.cleandoc(one.__dict__.get("__doc__") or "")
         states = issubclass(one, Settings) and inspect.get_annotations(one)
@@ -91,7 +91,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _defaults(kind: Any, given: Any = None) -> dict[str, Any]:
-    """Of a section's settings; `given` is the section where a file leaves it out, if it may."""
+    """Defaults of a section's settings; `given` is the section where a file may leave it out."""
     names = annotations_of(kind)
     if given is not None:
         return {name: getattr(given, name) for name in names}

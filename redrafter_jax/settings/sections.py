@@ -17,7 +17,7 @@ from pydantic import (
 from redrafter_jax.config import HeadConfig, SamplingConfig, TargetConfig
 from redrafter_jax.config.limits import field_docs
 from redrafter_jax.drafters.base import check_context_layers
-from redrafter_jax.drafters.kinds import KINDS, TRAINED, Kind
+from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
@@ -47,7 +47,7 @@ SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refus
 
 
 class MeshSettings(Settings):
-    """How many devices share the work; see `redrafter_jax.make_mesh`."""
+    """Numbers of devices that share the work; see `redrafter_jax.make_mesh`."""
 
     data: PositiveInt = 1
     model: PositiveInt = 1
@@ -71,7 +71,7 @@ class MeshSettings(Settings):
 
 def _takers(name: str) -> list[Kind]:
     """The kinds of drafters of which training may set this field."""
-    return [kind for kind in KINDS if kind.training and name in kind.training.settings]
+    return [kind for kind in KINDS if name in kind.training.settings]
 
 
 def _shape_fields() -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _shape_fields() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in KINDS:
         declared: dict[str, Any] = {one.name: one for one in fields(kind.config)}
-        for name in kind.training.settings if kind.training else ():
+        for name in kind.training.settings:
             kept, default = declared[name].type, declared[name].default
             found.setdefault(name, (kept | None, None) if default is MISSING else (kept, default))
     return found
@@ -99,7 +99,7 @@ _KindFields: Any = create_model(
     "_KindFields",
     __base__=BuildableSettings,
     __doc__=_shape_docs(),
-    kind=(cast(Any, Literal)[tuple(TRAINED)], next(iter(TRAINED))),
+    kind=(cast(Any, Literal)[tuple(TRAINING)], next(iter(TRAINING))),
     **_SHAPE,
 )
 
@@ -114,7 +114,7 @@ class DrafterShape(_KindFields):
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
 
     def count_draft_tokens(self, vocab_size: int) -> int | None:
-        """How many tokens of so many the head drafts; None is all."""
+        """Number of tokens that the head drafts for a vocabulary of this size; None for all."""
         if self.draft_vocab_size == "auto":
             return _DRAFT_TOKENS if vocab_size > _DRAFT_TOKENS else None
         return self.draft_vocab_size
@@ -128,7 +128,7 @@ class DrafterShape(_KindFields):
     ) -> HeadConfig:
         """The library's configuration; by default for a target as large as can be."""
         kind = next(kind for kind in KINDS if kind.name == self.kind)
-        training = TRAINED[self.kind]
+        training = TRAINING[self.kind]
         for name, (_, default) in _SHAPE.items():
             if name not in training.settings and getattr(self, name) != default:
                 takers = " or ".join(kind.title for kind in _takers(name))

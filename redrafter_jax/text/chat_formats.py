@@ -10,15 +10,15 @@ class ChatFormat(NamedTuple):
     """A chat format; `{}` is where a turn's text stands.
 
     Attributes:
-      user: around what the user says.
-      opening: of an answer.
-      closing: of an answer that ends.
-      tokens: that the tokenizer must have; the last ends an answer.
-      system: around a system turn, or with two places around it and what the user says first.
-      begin: before the first turn; None where the tokenizer adds its own.
-      gap: between the opening and an answer, which the target writes itself.
+      user: the text around what the user says.
+      opening: the text that opens an answer.
+      closing: the text that closes an answer.
+      tokens: tokens that the tokenizer must have; the last ends an answer.
+      system: the text around a system turn; with two places, around it and the first user turn.
+      begin: the text before the first turn; None where the tokenizer adds its own.
+      gap: the text between the opening and an answer, which the target writes itself.
       strips: whether outer spaces of turns are left out.
-      default_system: where no system turn is given.
+      default_system: the system turn where none is given.
     """
 
     user: str

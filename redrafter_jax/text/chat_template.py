@@ -33,12 +33,12 @@ class NoTemplateError(InputError):
 
 
 class ChatTemplate(NamedTuple):
-    """How conversations are written, or with `NO_TEMPLATE` that they are not.
+    """A way of writing conversations; `NO_TEMPLATE` continues texts as they stand.
 
     Attributes:
-      name: for messages, which clients of a server read too: no path.
-      render: from turns, whether the opening of an answer follows them, and arguments by name, to
-        text; it may raise any error for turns that it does not take.
+      name: its name in messages, which clients of a server read too: no path.
+      render: a function of turns, whether the opening of an answer follows them, and arguments by
+        name, that returns text; it may raise any error for turns that it does not take.
       adds_special_tokens: whether the tokenizer adds its own, because the text spells none.
       end: the token that ends an answer, as text; None where nothing states one.
       gap: what stands between the opening of an answer and its text: decoded with the answer, but
@@ -72,7 +72,7 @@ NO_TEMPLATE = ChatTemplate(NONE, lambda turns, _: turns[-1]["content"], True)
 
 
 def user_turn(text: str) -> Turn:
-    """What the user says."""
+    """A turn of the user."""
     return {"role": "user", "content": text}
 
 
@@ -88,8 +88,8 @@ def find_template(
       name: "tokenizer" for its own, a built-in of `FORMATS`, a file of Jinja, or "none" for texts
         as they stand; None is the tokenizer's own where it brings one, else "none".
       files: the target's files, whose tokenizer the template is for.
-      setting: what the user writes in front of a template's name to choose it, for messages.
-      arguments: handed to the template, such as `{"enable_thinking": False}`.
+      setting: the words in front of a template's name where the user chooses it, for messages.
+      arguments: arguments of the template, such as `{"enable_thinking": False}`.
 
     Raises:
       NoTemplateError: the tokenizer has no template.
@@ -153,7 +153,7 @@ def template_of(
     Args:
       loaded: transformers' tokenizer, which renders it.
       source: the template; None takes the tokenizer's own.
-      name: for messages.
+      name: its name in messages.
 
     Raises:
       InputError: it is no template.
@@ -209,8 +209,8 @@ def encode_turns(
     Args:
       template: how conversations are written.
       tokenizer: the target's.
-      turns: of the conversation.
-      arguments: of the template, for these turns alone.
+      turns: turns of the conversation.
+      arguments: arguments of the template, for these turns alone.
 
     Raises:
       InputError: the template refuses the turns, or does not read an argument.
@@ -228,14 +228,14 @@ def encode_turns(
 
 
 class PromptFormat(NamedTuple):
-    """How what is asked becomes tokens, and what ends an answer.
+    """The way from questions to tokens, and what ends an answer.
 
     Attributes:
       tokenizer: the target's.
       template: how turns become text.
       opening: the turns that come before the user's first: the system's, if there is one.
-      stop_tokens: that end a continuation.
-      stop_strings: that end one too.
+      stop_tokens: tokens that end a continuation.
+      stop_strings: texts that end one too.
     """
 
     tokenizer: Tokenizer
@@ -281,9 +281,9 @@ def end_tokens(
     Args:
       template: how conversations are written.
       tokenizer: the target's.
-      eos_token_ids: that end the target's texts.
-      conversations: that end where an answer is due; the first that the template writes shows how
-        it closes one.
+      eos_token_ids: tokens that end the target's texts.
+      conversations: conversations in which an answer is due; the first that the template writes
+        shows how it closes one.
     """
     own = None if template.end is None else tokenizer.token_to_id(template.end)
     found = (_closing_token(template, tokenizer, turns) for turns in conversations)

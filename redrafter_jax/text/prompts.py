@@ -39,10 +39,10 @@ class Prompt(NamedTuple):
 
     Attributes:
       name: its `question_id`, or its line number where it has none.
-      turns: what the user says, one or more; a `prompt` is a single turn.
-      category: None where the row states none.
+      turns: the user's words, one turn or more; a `prompt` is a single turn.
+      category: its category; None where the row states none.
       place: file and line, for messages.
-      number: which row of the file it is, from 0.
+      number: number of its row in the file, from 0.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Prompt(NamedTuple):
 
 
 class EncodedPrompts(NamedTuple):
-    """What a target is asked with prompts: first turns, then second ones, and so on.
+    """The questions of prompts as rows of tokens: first turns, then second ones, and so on.
 
     Attributes:
-      prompts: of each row, in the order of the file within a turn.
-      turns: of each row, which turn of its prompt it asks, from 1.
+      prompts: the prompt of each row, in the order of the file within a turn.
+      turns: the number of the turn that each row asks, from 1.
       rows: the tokens of each, up to where the answer begins.
       template: the name of the chat template, "none" for texts as they stand.
-      stop_tokens: that end an answer.
+      stop_tokens: tokens that end an answer.
     """
 
     prompts: list[Prompt]
@@ -76,10 +76,10 @@ class EncodedPrompts(NamedTuple):
 
 
 class PromptEncoding(NamedTuple):
-    """How a target is asked.
+    """The way a target is asked.
 
     Attributes:
-      template: from `load_template`.
+      template: the chat template, from `find_template`.
       tokenizer: the target's.
       eos_token_ids: the target's.
       max_new_tokens: new tokens that must fit behind each prompt.
@@ -97,9 +97,9 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
     """The first `count` prompts of a JSONL file, or all of them.
 
     Args:
-      path: of the file.
-      count: None for all.
-      turns: those of each prompt that are kept; all are checked.
+      path: the file.
+      count: number of prompts; None for all.
+      turns: the turns of each prompt that are kept; all are checked.
 
     Raises:
       InputError: the file cannot be read, a row is malformed (the message names its line), or
@@ -156,10 +156,10 @@ def encode_later_turns(
     """The same and all later turns of its prompts, each behind the answers to those before.
 
     Args:
-      encoding: that of the first turns.
-      asked: from `encode_prompts`.
-      answer: from what is asked to the new tokens of each row, ended by a stop token or not. It is
-        called once per turn but the last, with the prompts that have another turn.
+      encoding: the encoding of the first turns.
+      asked: the first turns, from `encode_prompts`.
+      answer: a function of questions that returns the new tokens of each row, ended by a stop token
+        or not; called once per turn but the last, with the prompts that have another turn.
 
     Raises:
       InputError: as in `encode_prompts`.

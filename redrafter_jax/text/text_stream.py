@@ -27,7 +27,7 @@ class TextStream:
 
     Attributes:
       stopped: whether a stop string has ended the text.
-      follows_text: whether the prompt spells any.
+      follows_text: whether the prompt spells any text.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TextStream:
         return self._release(self._advance())
 
     def finish(self) -> str:
-        """What was held back, with replacement characters for bytes that are no character.
+        """The text that was held back; bytes that are no character become replacement characters.
 
         Once more it is "".
         """

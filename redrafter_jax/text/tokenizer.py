@@ -27,7 +27,7 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) 
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """By id, how the special tokens are spelt."""
+    """The spellings of the special tokens, by id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token: spelt.content for token, spelt in added.items() if spelt.special}
 

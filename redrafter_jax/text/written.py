@@ -11,12 +11,12 @@ from redrafter_jax.text.chat_template import end_tokens, template_of
 
 
 class Written(NamedTuple):
-    """What a tokenizer makes of prompts.
+    """Prompts as a tokenizer has written them.
 
     Attributes:
       prompts: conversations and texts as token ids, all else as given.
-      end_tokens: that end an answer, as far as the tokenizer states them.
-      decode: from token ids to text.
+      end_tokens: tokens that end an answer, as far as the tokenizer states them.
+      decode: the function from token ids to text.
     """
 
     prompts: Any
@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
 
 def is_written(prompts: Any) -> bool:
-    """Whether it is a text or a conversation, or a list that holds one."""
+    """Whether prompts are a text or a conversation, or a list that holds one."""
     return _is_one(prompts) or (_is_list(prompts) and any(map(_is_one, prompts)))
 
 
@@ -33,9 +33,9 @@ def read_written(prompts: Any, tokenizer: Any, config: TargetConfig) -> Written:
     """Prompts as a tokenizer and its chat template write them, one conversation or text or many.
 
     Args:
-      prompts: as `generate` takes them.
-      tokenizer: from `load_tokenizer`, or another fast one of transformers.
-      config: the target's. A tokenizer may have more tokens than it; those end no answer.
+      prompts: prompts in the forms that `generate` takes.
+      tokenizer: the one of `load_tokenizer`, or another fast one of transformers.
+      config: the target's configuration; tokens beyond its vocabulary end no answer.
 
     Raises:
       InputError: it is no such tokenizer, or its chat template refuses a conversation.

@@ -177,9 +177,7 @@ def test_without_a_target_the_fetched_one_decodes_as_the_baseline_or_its_command
     assert (code, out) == (2, "")
     assert f"is not in {tmp_path / 'redrafter-jax'}; fetch it with `" in err
     # Another model under the same name: a folder is read as what it is.
-    monkeypatch.setattr(
-        "redrafter_jax.commands.arguments.find_cached", lambda: Path(folders.target)
-    )
+    monkeypatch.setattr("redrafter_jax.commands.parser.find_cached", lambda: Path(folders.target))
     words = ["generate", "--prompt", PROMPT, "--max-new-tokens", str(NEW_TOKENS)]
     code, out, err = run_redrafter(*words)
     assert (code, out) == (0, plain_text(habitual_target) + "\n")

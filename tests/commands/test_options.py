@@ -6,8 +6,8 @@ import pytest
 from tiny_folders import PairFolders, write_pair
 
 from redrafter_jax import TreeConfig
-from redrafter_jax.commands.arguments import read_arguments
-from redrafter_jax.commands.options import open_session
+from redrafter_jax.commands.options import open_decoder
+from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.files.target_files import open_target
@@ -61,12 +61,12 @@ def test_without_options_the_tree_is_the_tables_and_it_is_told(
 ) -> None:
     models = ["--target", folders.target, "--drafter", folders.drafter]
     arguments = read_arguments(["generate", *models, "--prompt", "a", *options])
-    session = open_session(arguments, open_target(folders.target), ["a"], batch_size)
-    drafted = session.tree
+    decoder = open_decoder(arguments, open_target(folders.target), ["a"], batch_size)
+    drafted = decoder.tree
     if isinstance(drafted, TreeTable):  # of the table the one tree, which may give way
         assert not options
         (tuned,) = drafted.trees
         drafted = tuned.tree
     assert drafted == tree
-    assert type(session.drafter) is type(as_drafter(None if tree is None else good_drafter))
+    assert type(decoder.drafter) is type(as_drafter(None if tree is None else good_drafter))
     assert capsys.readouterr().err == told

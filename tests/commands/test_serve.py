@@ -11,7 +11,7 @@ from places import ROOT
 from tiny_models import random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
-from redrafter_jax.commands.arguments import read_arguments
+from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.commands.serve import fingerprint
 from redrafter_jax.config import Quantization
 from redrafter_jax.files.convert import convert

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from tiny_folders import byte_tokenizer
 
-from redrafter_jax import PromptLookup, SamplingConfig
-from redrafter_jax.commands.options import PromptFormat, Session
+from redrafter_jax import PromptLookup, SamplingConfig, TreeConfig
+from redrafter_jax.commands.options import PromptFormat, TextDecoder
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, update_seconds
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.head_drafter import LoadedHead
@@ -40,7 +40,7 @@ def test_the_baseline_is_timed_without_the_update_that_compiles(
     times = accumulate(chain([0.0, 1.0, 100.0], repeat(2.0)))
     clock = SimpleNamespace(perf_counter=lambda: next(times))
     monkeypatch.setattr("redrafter_jax.commands.speed.time", clock)
-    session = Session(
+    decoder = TextDecoder(
         habitual_target,
         PromptLookup(),
         None,
@@ -48,7 +48,7 @@ def test_the_baseline_is_timed_without_the_update_that_compiles(
         SamplingConfig(),
         PromptFormat(byte_tokenizer(), NO_TEMPLATE, [], (), []),
     )
-    assert baseline_seconds(session, [3, 1], 40, 4) == 2.0
+    assert baseline_seconds(decoder, [3, 1], 40, 4) == 2.0
     # Of few tokens, and of the baseline itself, there is nothing to measure.
-    assert baseline_seconds(session, [3, 1], 26, 4) is None
-    assert baseline_seconds(session._replace(drafter=RootOnly()), [3, 1], 40, 4) is None
+    assert baseline_seconds(decoder, [3, 1], 26, 4) is None
+    assert baseline_seconds(decoder._replace(drafter=RootOnly()), [3, 1], 40, 4) is None

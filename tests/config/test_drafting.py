@@ -76,7 +76,7 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_beam_has_no_more_extensions_than_tokens_to_draft() -> None:
     config = HeadConfig(vocab_size=5, hidden_size=4)
-    config.check_draft(TreeConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
+    config.check_tree(TreeConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
     sentence = "num_nodes is 9; with rerank it may be at most 8, for the drafter can draft 5 tokens"
     with pytest.raises(InputError, match=sentence):
-        config.check_draft(TreeConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))
+        config.check_tree(TreeConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))

@@ -7,14 +7,19 @@ import base64
 import json
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from places import GOLDENS
 
-from redrafter_jax import load_drafter, load_target
+from redrafter_jax import TreeConfig, load_drafter, load_target
+from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.recurrent import RecurrentDrafter
+from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
-from tools.apple.traces import Step, trace_ours
+from redrafter_jax.requests import Batch
+from redrafter_jax.types import TokenTree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -33,23 +38,33 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, LoadedHead]:
     return load_target(folders["target"], "float32"), load_drafter(folders["drafter"], "float32")
 
 
-def apples_paths(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
-    """Every packed node as the tokens from the root down to it."""
+def paths_of(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """Every node as the tokens from the root down to it; parents come before their children."""
     paths: list[tuple[int, ...]] = [(tokens[0],)]
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         paths.append((*paths[parent], token))
-    return set(paths)
+    return paths
 
 
-def assert_same_step(ours: Step, apple: dict[str, Any]) -> None:
-    assert ours.length == apple["length"]
-    beams = ours.rounds[-1]
+def scored_paths(tree: TokenTree) -> dict[tuple[int, ...], float]:
+    """The paths of row 0's nodes in their order, without padding, with their log-probabilities."""
+    tokens, parents, scores = (
+        np.asarray(values)[0].tolist() for values in (tree.tokens, tree.parents, tree.log_probs)
+    )
+    nodes = zip(paths_of(tokens, parents), scores, strict=True)
+    return {path: score for path, score in nodes if score > -np.inf}
+
+
+def assert_same_step(tree: TokenTree, apple: dict[str, Any], draft_rounds: int) -> None:
+    ours = scored_paths(tree)
+    # The last round's nodes are the final beams, best first.
+    beams = {path[1:]: score for path, score in ours.items() if len(path) == 1 + draft_rounds}
     assert list(beams) == [tuple(sequence) for sequence in apple["sequences"]]
     # No two neighbouring beams of the golden are nearer than 3e-4.
     np.testing.assert_allclose(list(beams.values()), apple["log_probs"], atol=2e-4, rtol=0)
-    packed = apple["tree"]["tokens"]
-    assert len(ours.paths) == len(packed)
-    assert ours.paths == apples_paths(packed, apple["tree"]["parents"])
+    packed = paths_of(apple["tree"]["tokens"], apple["tree"]["parents"])
+    assert len(ours) == len(packed)
+    assert ours.keys() == set(packed)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +84,18 @@ def test_every_step_drafts_apples_beams_and_verifies_its_tree(
         if (case["beam_width"], case["draft_rounds"]) == (beam_width, draft_rounds)
     ]
     assert len(cases) == 2
+    target, head = pair
+    # Apple's `warp_logits` keeps a beam's 50 best scores, and there are only 48 tokens.
+    tree = TreeConfig(beam_width, draft_rounds, final_beams_only=True, candidates=48)
+    drafter, step_once = RecurrentDrafter(head, tree), jax.jit(decode_step)
     for case in cases:
-        trace = trace_ours(
-            *pair,
-            case["prompt"],
-            beam_width=beam_width,
-            draft_rounds=draft_rounds,
-            max_new_tokens=case["max_new_tokens"],
-        )
-        assert trace.tokens == case["tokens"]
-        assert trace.target_calls == case["target_calls"]
-        for ours, apple in zip(trace.steps, case["steps"], strict=True):
-            assert_same_step(ours, apple)
+        batch = Batch([case["prompt"]], case["max_new_tokens"], eos_token_ids=())
+        state, _ = start(target, drafter, batch)
+        for step in case["steps"]:
+            assert int(state.cache.lengths[0]) + 1 == step["length"]
+            state, trace = step_once(target, drafter, state)
+            assert_same_step(trace.tree, step, draft_rounds)
+        result = collect(target, state, [len(case["prompt"])], drafter)
+        assert bool(state.done[0])
+        assert result.tokens == [case["tokens"]]
+        assert result.steps == [case["target_calls"]]

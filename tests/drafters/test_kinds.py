@@ -23,8 +23,8 @@ from redrafter_jax import (
 )
 from redrafter_jax.config import HeadConfig
 from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.kinds import KINDS, MEDUSA, TRAINED, Kind, kind_of, recognise
-from redrafter_jax.files.drafter_files import drafter_kind, find_drafter
+from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind, kind_of, recognise
+from redrafter_jax.files.drafter_files import find_drafter
 from redrafter_jax.settings.sections import DrafterShape
 
 V, D = 13, 8
@@ -45,7 +45,9 @@ SHAPES: dict[str, list[HeadConfig]] = {
 }
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 every_shape = pytest.mark.parametrize(
-    ("kind", "config"), [(kind, one) for kind in KINDS for one in SHAPES[kind.name]], ids=str
+    ("kind", "config"),
+    [(kind, one) for kind in KINDS for one in SHAPES[kind.name]],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 
 
@@ -63,7 +65,6 @@ def test_a_saved_folder_is_recognised_and_loads_bit_for_bit(
 
 @every_kind
 def test_what_config_json_does_not_state_is_not_guessed(tmp_path: Path, kind: Kind) -> None:
-    assert kind.files is not None
     config = SHAPES[kind.name][0]
     for name in ("vocab_size", "hidden_size", *kind.files.own_fields):
         save_drafter(random_drafter(config), tmp_path)
@@ -76,16 +77,15 @@ def test_what_config_json_does_not_state_is_not_guessed(tmp_path: Path, kind: Ki
 def test_more_layers_than_weights_are_refused_before_they_are_made(
     tmp_path: Path, kind: Kind
 ) -> None:
-    assert kind.files is not None
     config = SHAPES[kind.name][0]
     stated = {**kind.files.fields(config)}
-    for name in kind.files.layers:
+    for name, stated_as in kind.files.layers.items():
         many = kind.files.fields(replace(config, **{name: 10**9}))
         save_drafter(random_drafter(config), tmp_path)
         change_json(
             tmp_path / "config.json", **{key: many[key] for key in many if many[key] != stated[key]}
         )
-        with pytest.raises(InputError, match=rf"{name}=1000000000\b.* files hold \d+ weights"):
+        with pytest.raises(InputError, match=rf"{stated_as}=1000000000\b.* files hold \d+ weights"):
             load_drafter(tmp_path)
 
 
@@ -95,24 +95,7 @@ def test_a_folder_of_another_model_is_told_what_drafters_state(tmp_path: Path) -
     with pytest.raises(InputError, match="'llama'; a drafter folder states '") as error:
         load_drafter(tmp_path)
     for kind in KINDS:
-        assert kind.files is None or repr(kind.files.model_type) in str(error.value)
-
-
-def test_a_layout_may_be_known_by_the_names_of_its_weights_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = SHAPES["medusa"][0]
-    save_drafter(random_drafter(config), tmp_path)
-    change_json(tmp_path / "config.json", model_type="llama")
-    assert MEDUSA.files is not None
-    files = replace(
-        MEDUSA.files, model_type="toy", is_published=lambda stated, names: "2.1.weight" in names
-    )
-    toy = replace(MEDUSA, name="toy", files=files)
-    monkeypatch.setattr("redrafter_jax.drafters.kinds.KINDS", (*KINDS, toy))
-    assert drafter_kind(tmp_path, {"model_type": "llama"}) is toy
-    assert drafter_kind("some/body", {"model_type": "llama"}) is None
-    assert load_drafter(tmp_path).config == config
+        assert repr(kind.files.model_type) in str(error.value)
 
 
 @every_shape
@@ -169,7 +152,7 @@ def test_no_kind_drafts_more_tokens_than_it_has(
 ) -> None:
     name, asked = list(changes.items())[-1]
     with pytest.raises(InputError, match=rf"TreeConfig\.{name} is {asked}, more than the \d+ tok"):
-        config.check_draft(TreeConfig(draft_rounds=1, **changes))
+        config.check_tree(TreeConfig(draft_rounds=1, **changes))
 
 
 @pytest.mark.parametrize(
@@ -186,12 +169,12 @@ def test_trees_that_a_kind_cannot_draft_are_refused(
 ) -> None:
     asked: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3} | tree
     with pytest.raises(InputError, match=rf"TreeConfig\.{problem}"):
-        SHAPES[config][0].check_draft(TreeConfig(**asked))
+        SHAPES[config][0].check_tree(TreeConfig(**asked))
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", TRAINING)
 def test_training_sets_fields_of_the_kind_and_no_others(name: str) -> None:
-    settings, shape = TRAINED[name].settings, DrafterShape(kind=name)
+    settings, shape = TRAINING[name].settings, DrafterShape(kind=name)
     built: Any = shape.build(V, D, rounds=3)
     assert kind_of(built) is next(kind for kind in KINDS if kind.name == name)
     assert (built.vocab_size, built.hidden_size, built.draft_tokens) == (V, D, None)
@@ -205,13 +188,13 @@ def test_training_sets_fields_of_the_kind_and_no_others(name: str) -> None:
         DrafterShape.model_validate({"kind": name, "exit_dmi": 8})
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", TRAINING)
 def test_a_head_as_wide_as_the_target_can_start_as_the_targets(name: str) -> None:
     config = replace(SHAPES[name][0], draft_tokens=(1, 4, 9))
     module = init_drafter(config, 0).merge()
     before = jax.tree.leaves(jax.tree.map(jnp.shape, module))
     projection = jnp.asarray(np.random.default_rng(0).normal(size=(D, 3)), jnp.float32)
-    TRAINED[name].start_from_target(module, projection)
+    TRAINING[name].start_from_target(module, projection)
     assert jax.tree.leaves(jax.tree.map(jnp.shape, module)) == before
     ends = [module] if hasattr(module, "lm_head") else list(module.heads)
     for head in ends:

@@ -188,6 +188,37 @@ def test_auto_takes_the_tree_of_the_drafters_table_at_each_temperature(
     assert line.startswith("greedy: By the drafter's table no drafting is the fastest: `eval tune`")
 
 
+def test_without_the_clock_auto_takes_the_tree_of_one_prompt_unless_a_batch_size_is_given(
+    config: Path, tmp_path: Path
+) -> None:
+    drafter = load_settings(CompareSettings, config).drafters["head"].drafter
+    assert drafter is not None
+    folder = shutil.copytree(drafter, tmp_path / "drafter")
+    trees = (TunedTree(1, 0.0, HEAD, 1.2, 1.1), TunedTree(5, 0.0, TreeConfig(1, 1), 1.2, 1.1))
+    write_tree_table(folder / "draft.yaml", TreeTable("any", "float32", trees))
+    ways = f"drafters={{head: {{drafter: {folder}, tree: auto}}}}"
+    few = ("clock=false", "samplings=[{temperature: 0}]", "max_new_tokens=2")
+    for index, (words, tree) in enumerate((([], HEAD), (["batch_size=5"], TreeConfig(1, 1)))):
+        report = tmp_path / str(index)
+        evaluate(["--config", str(config), f"report_dir={report}", ways, *few, *words])
+        (case,) = json.loads((report / "compare.json").read_text())["samplings"]
+        assert TreeConfig(**case["ways"]["head"]["tree"]) == tree
+
+
+def test_a_head_without_a_tree_is_not_read(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = (TunedTree(1, 0.0, None, 1.0, 1.0),)
+    write_tree_table(tmp_path / "draft.yaml", TreeTable("any", "float32", trees))
+    for name in ("find_drafter", "load_drafter"):
+        monkeypatch.setattr(f"eval.compare.{name}", lambda *_, **__: pytest.fail("it is read"))
+    ways = f"drafters={{head: {{drafter: {tmp_path}, tree: auto}}}}"
+    few = ("clock=false", "samplings=[{temperature: 0}]", "max_new_tokens=2")
+    evaluate(["--config", str(config), f"report_dir={tmp_path}", ways, *few])
+    (case,) = json.loads((tmp_path / "compare.json").read_text())["samplings"]
+    assert case["verdict"]["kind"] == "no tree"
+
+
 def test_a_pipe_gets_progress_on_stderr_and_the_tables_on_stdout(
     config: Path, tmp_path: Path
 ) -> None:
@@ -292,12 +323,11 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def resumed(
+def conversations(
     config: Path, tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]
 ) -> Path:
-    """The file of measurements of a run of five turns that was killed within the third."""
-    folder = tmp_path_factory.mktemp("resumed")
-    path = folder / "compare.jsonl"
+    """Settings of a question of two turns and one of one, in a chat template."""
+    folder = tmp_path_factory.mktemp("conversations")
     questions = [
         {"question_id": "a", "category": "two", "turns": ["abc", "de"]},
         {"question_id": "b", "category": "one", "turns": ["w"]},
@@ -310,7 +340,27 @@ def resumed(
         "max_new_tokens": 8,
         "report_dir": str(folder),
     }
-    write_yaml(folder / "compare.yaml", values)
+    return write_yaml(folder / "compare.yaml", values)
+
+
+def test_without_the_clock_the_turns_of_all_questions_are_one_batch(
+    conversations: Path, tmp_path: Path
+) -> None:
+    words = ["clock=false", "max_new_tokens=2", f"report_dir={tmp_path}"]
+    evaluate(["--config", str(conversations), *words])
+    report = json.loads((tmp_path / "compare.json").read_text())
+    assert report["batch_size"] == 3
+    for case in report["samplings"]:
+        assert {run["batch"] for run in case["runs"]} == {0}
+        read = {name: own["bytes_per_step"] for name, own in case["methods"].items()}
+        # Four nodes in place of one, of three rows, whose embeddings are 32 numbers.
+        assert read["lookup"] - read["baseline"] == (4 - 1) * 3 * 32 * 4
+
+
+@pytest.fixture(scope="module")
+def resumed(conversations: Path) -> Path:
+    """The file of measurements of a run of five turns that was killed within the third."""
+    path = conversations.parent / "compare.jsonl"
     decode, decoded = benchmark.decode_batch, []
 
     def decode_or_die(method: benchmark.Method, batch: benchmark.Batch) -> benchmark.Run:
@@ -324,7 +374,7 @@ def resumed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "decode_batch", decode_or_die)
         with pytest.raises(Killed):
-            evaluate(["compare", f"--config={folder / 'compare.yaml'}"])
+            evaluate(["compare", f"--config={conversations}"])
     return path
 
 

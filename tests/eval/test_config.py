@@ -1,29 +1,18 @@
-"""The settings of `python -m eval`: grids of trees, and the repository's configurations."""
+"""The settings of `python -m eval`: ways of drafting, and the repository's configurations."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-from places import CONFIGS
+import yaml
+from places import CONFIGS, ROOT
 
 from eval.commands import COMMANDS, DEFAULT, Command
-from eval.config import DraftingSettings, TreeGrid
+from eval.config import DraftingSettings
+from eval.trees import TreeGrid
 from redrafter_jax import TreeConfig
 from redrafter_jax.settings.files import dump_settings, load_settings
-
-
-def test_a_grid_has_every_tree_of_its_lists() -> None:
-    grid = TreeGrid(
-        beam_width=[2], draft_rounds=[3], num_nodes=[4, None], sharpness=[1.5], lookup_tokens=[0, 2]
-    )
-    assert grid.build() == [
-        TreeConfig(2, 3, 4, sharpness=1.5),
-        TreeConfig(2, 3, 7, sharpness=1.5),
-        TreeConfig(2, 3, 4, sharpness=1.5, lookup_tokens=2),
-        TreeConfig(2, 3, 9, sharpness=1.5, lookup_tokens=2),
-    ]
-    # None and 33 nodes are one tree.
-    assert TreeGrid(num_nodes=[33, None]).build() == [TreeConfig(num_nodes=33)]
 
 
 def test_a_way_of_drafting_has_a_tree_lists_of_them_or_the_tables() -> None:
@@ -56,3 +45,26 @@ def test_the_repositorys_configurations_are_valid(path: Path, command: Command) 
     fields, stated = command.settings.model_fields, path.read_text()
     words = [f"{name}={it}" for name, it in left if name in fields and f"\n{name}:" not in stated]
     load_settings(command.settings, path, words)
+
+
+# Of pages and headers, the comparisons with their words; other commands resume nothing.
+COMPARISON = re.compile(r"python -m eval(?: compare)? (--config configs/(?:[^`\n]|\n    )*)")
+PAGES = [*(ROOT / "docs").rglob("*.md"), *CONFIGS.rglob("*.yaml"), *CONFIGS.rglob("*.md")]
+
+
+def test_comparisons_that_are_documented_have_folders_of_their_own() -> None:
+    """What is in a folder is resumed by the same command, and refuses another."""
+    by_folder: dict[str, set[tuple[str, ...]]] = {}
+    for page in PAGES:
+        text = (
+            page.read_text().replace("\n#   ", "\n    ").replace("$config", "configs/smollm2_135m")
+        )
+        for found in COMPARISON.finditer(text):
+            command = re.sub(r"\\?\n", " ", found[1])
+            path, *words = shlex.split(command, comments=True)[1:]
+            stated = yaml.safe_load((ROOT / path).read_text())["report_dir"]
+            named = [word for word in words if word.startswith("report_dir=")]
+            folder = [f"report_dir={stated}", *named][-1]
+            by_folder.setdefault(folder, set()).add((path, *sorted(words)))
+    assert len(by_folder) > 8
+    assert {folder: words for folder, words in by_folder.items() if len(words) > 1} == {}

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from eval.config import TuneSettings, build_all
+from eval.config import TuneSettings
 from eval.halving import Race, find_fastest, pick_diverse, tree_turns
+from eval.trees import build_all
 from redrafter_jax import TreeConfig
 from redrafter_jax.settings.files import load_settings
 
@@ -29,11 +30,11 @@ class Bench:
         self.prepared: list[TreeConfig] = []
         self.turns: list[tuple[TreeConfig, int]] = []
 
-    def measure(self, drafts: Sequence[TreeConfig], turn: int) -> list[float]:
-        assert {*drafts} <= {*self.prepared}
-        self.turns += [(tree, turn) for tree in drafts]
-        noise = self.random.normal(1, 0.05, len(drafts))
-        return [speed_of(one, *self.hill) * by for one, by in zip(drafts, noise, strict=True)]
+    def measure(self, trees: Sequence[TreeConfig], turn: int) -> list[float]:
+        assert {*trees} <= {*self.prepared}
+        self.turns += [(tree, turn) for tree in trees]
+        noise = self.random.normal(1, 0.05, len(trees))
+        return [speed_of(one, *self.hill) * by for one, by in zip(trees, noise, strict=True)]
 
     def race(self, turns: int = 8, finalists: int = 3) -> Race:
         return Race(self.prepared.append, self.measure, turns, finalists)
@@ -71,9 +72,9 @@ def test_a_limited_time_is_kept_but_for_one_tree_and_a_turn(seconds: float) -> N
         bench.prepared.append(tree)
         clock[0] += 5
 
-    def measure(drafts: Sequence[TreeConfig], turn: int) -> list[float]:
-        clock[0] += 1 + len(drafts)
-        return bench.measure(drafts, turn)
+    def measure(trees: Sequence[TreeConfig], turn: int) -> list[float]:
+        clock[0] += 1 + len(trees)
+        return bench.measure(trees, turn)
 
     race = Race(prepare, measure, 8, 3, lambda: clock[0] / seconds)
     found = find_fastest(TREES, pick_diverse(TREES, 12), race)
@@ -88,8 +89,8 @@ def test_the_first_trees_are_the_extremes_and_those_most_unlike_the_others() -> 
     settings = TuneSettings.model_validate(
         {"target": "", "drafter": "", "prompts": "", "report_dir": "", "max_new_tokens": 1}
     )
-    drafts = build_all(settings.trees)
-    few = pick_diverse(drafts, settings.entrants)
+    trees = build_all(settings.trees)
+    few = pick_diverse(trees, settings.entrants)
     assert few[0] == TreeConfig(1, 1, 2)
     assert {8} <= {tree.beam_width for tree in few}
     assert {33} <= {tree.budget for tree in few}
@@ -98,3 +99,13 @@ def test_the_first_trees_are_the_extremes_and_those_most_unlike_the_others() -> 
     # No more than there are.
     same = [TreeConfig(2, 2), TreeConfig(2, 2, sharpness=2.0)]
     assert pick_diverse(same, 5) == same
+
+
+@pytest.mark.parametrize(
+    "other", [TreeConfig(2, 2, candidates=2), TreeConfig(2, 2, static_tree=True)]
+)
+def test_a_tree_of_the_same_sizes_is_unlike_one_of_other_candidates_or_ranks(
+    other: TreeConfig,
+) -> None:
+    trees = [TreeConfig(2, 2), TreeConfig(2, 2, sharpness=1.01), other]
+    assert pick_diverse(trees, 2) == [trees[0], other]

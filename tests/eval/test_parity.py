@@ -248,6 +248,34 @@ def test_a_token_on_the_edge_of_a_filter_is_a_tie(
 
 
 @pytest.mark.parametrize(
+    ("token", "ahead", "tie"),
+    [
+        (1.9995, [2.0005], True),
+        (1.9995, [2.0005, 2.0004], True),
+        # The edge moves by the tolerance, and so does a token.
+        (1.9975, [2.0005], False),
+        (1.9995, [2.0025], False),
+        (1.9995, [2.0005, 2.0025], False),
+        # Each could be on the other side of the edge, but not both: the order stays.
+        (1.9985, [2.0015], False),
+    ],
+)
+def test_a_token_is_chosen_if_one_movement_keeps_it_and_drops_all_ahead_of_it(
+    token: float, ahead: list[float], tie: bool
+) -> None:
+    """The edge of min_p is at 2; by their noise the tokens ahead are 0.1 ahead."""
+    sampling = SamplingConfig(temperature=1.0, min_p=float(np.exp(-1.0)))
+    seen = see([3.0, token, *ahead], [0.0, 4.0, *(4.1 for _ in ahead)], sampling)
+    assert seen.may_choose(1, 1e-3) == tie
+
+
+def test_tokens_ahead_of_which_a_filter_drops_one_alone_leave_no_tie() -> None:
+    sampling = SamplingConfig(temperature=1.0, top_k=2)
+    seen = see([3.0, 2.0, 2.0], [0.0, 4.0, 4.0], sampling)
+    assert not seen.may_choose(0, 1e-3)
+
+
+@pytest.mark.parametrize(
     ("logits", "temperature", "tie"),
     [
         ([2.0, 1.9996, 0.0], 0.0, True),

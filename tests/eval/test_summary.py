@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval.benchmark import Run, TimedTurn
-from eval.summary import judge_case, lookup_lines, most_accepted, summarize
+from eval.summary import Way, judge_case, lookup_lines, summarize
 from redrafter_jax import TreeConfig
 from redrafter_jax.text.prompts import EncodedPrompts, Prompt
 
@@ -124,15 +124,22 @@ def test_what_was_not_timed_has_counts_and_no_speed() -> None:
     assert (ours["target_calls"], ours["acceptance_length"], ours["identical"]) == (4, 2.0, 1.0)
     for speeds in (ours, ours["decode_only"]):
         assert {value for name, value in speeds.items() if "speed" in name} == {None}
-    assert most_accepted(case, ["head"])["sentence"].startswith("Most accepted: 'head' gains 2.00")
+    ways = {"baseline": Way(None, None), "none": Way("a", None), "head": Way("a", TreeConfig())}
+    case["methods"]["none"] = case["methods"]["head"] | {"acceptance_length": 9.0}
+    found = judge_case(case, ways, timed=False)
+    assert found["sentence"].startswith("Most accepted: 'head' gains 2.00")
 
 
 def test_a_table_without_a_tree_is_told_and_lookup_is_not_the_heads_gain() -> None:
     case = pairs([1.25] * 8)
-    assert judge_case(case, {"head": (None, "a")})["sentence"].startswith("By the drafter's table")
-    assert judge_case(case, {"head": (TreeConfig(), "a")})["kind"] == "faster"
+    for timed in (True, False):
+        sentence = judge_case(case, {"head": Way("a", None)}, timed)["sentence"]
+        assert sentence.startswith("By the drafter's table")
+        assert sentence.endswith("or state a tree as drafters.NAME.tree.")
+    assert judge_case(case, {"head": Way("a", TreeConfig())}, True)["kind"] == "faster"
     case["ways"] = {"baseline": {"drafter": None}, "head": {"drafter": "a"}}
     assert list(lookup_lines(case)) == []
     case["methods"]["head"]["accepted_by"] = {"recurrent": 4, "lookup": 12}
     (warning,) = lookup_lines(case)
     assert "proposed 75% of the accepted tokens of 'head'" in warning
+    assert "drafters.NAME.tree.lookup_tokens=0, and with a stated tree where it is auto" in warning

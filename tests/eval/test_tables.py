@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.compare import training_seeds
-from eval.tables import as_csv, as_latex, escape_latex, page
+from eval.tables import as_csv, as_latex, escape_latex, page, screen
 
 
 def measures(speedup: float | None, identical: float = 1.0) -> dict[str, Any]:
@@ -103,6 +103,12 @@ def test_csv_and_latex_say_what_the_page_says() -> None:
     for words in ("prefill", "a CPU", "python 3.12.1, jax 0.11.2; 2026-11-27T01:02:03", "batch 1"):
         assert words in text
     assert "answers of 9 tokens\n\nFaster, by a little.\n" in text
+
+
+def test_a_screen_has_a_line_of_rates_and_times_for_each_method() -> None:
+    lines = [one for one in screen(report_of()) if isinstance(one, str)]
+    rates = "; accepted at depth 1, 2, ...: 0.75 (0 of 8)"
+    assert lines == [f"{name}: 3.50 ms per target call{rates}" for name in ("baseline", "head_50%")]
 
 
 def test_without_the_clock_a_page_has_no_speeds() -> None:

@@ -99,7 +99,7 @@ def test_yarn_has_the_papers_defaults(fields: dict[str, Any], expected: YarnScal
         ({"type": "mrope"}, "scaling of type 'mrope'; supported are 'default', 'linear'"),
         ({"rope_type": ["yarn"]}, r"rope_type=\['yarn'\]; it must be a string"),
         ({"type": "linear"}, "does not state 'factor'"),
-        ({"type": "linear", "factor": "4"}, "factor='4'; it must be a number"),
+        ({"type": "linear", "factor": "4"}, "factor is '4'; it must be a number"),
         (
             {"type": "linear", "factor": 2.0, "alpha": 1},
             "alpha=1 for rotary scaling of type 'linear'; supported are 'factor'",
@@ -122,7 +122,10 @@ def test_yarn_has_the_papers_defaults(fields: dict[str, Any], expected: YarnScal
             "attention_factor=1.1 and attn_factor=0.5; .*, remove one",
         ),
         ({"factor": 4.0}, "factor=4.0 for rotary scaling of type 'default'; supported are no f"),
-        ({"rope_type": "longrope", **FLAT, "short_factor": 2.0}, "=2.0; it must be a list"),
+        (
+            {"rope_type": "longrope", **FLAT, "short_factor": 2.0},
+            "short_factor is 2.0; it must be a tuple of numbers, in files a list",
+        ),
         ({"rope_type": "longrope", "factor": 2.0}, "state 'original_max_position_embeddings'"),
         (
             {"rope_type": "longrope", **FLAT, "original_max_position_embeddings": 1},

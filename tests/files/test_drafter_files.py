@@ -159,11 +159,14 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) ->
         ({"exit_dim": 6}, r"has shape .*5.*, its configuration asks for .*6.*\.$"),
         ({"exit_dim": ...}, "does not state 'exit_dim'"),
         ({"cell": "lstm"}, r"cell is 'lstm'; it must be one of simple, gru, sum\.$"),
-        ({"head": []}, r"states head=\[\]; it must be a string\.$"),
+        ({"head": []}, r"head is \[\]; it must be one of own, target, low_rank\.$"),
         ({"rnn": False, "cell": "gru"}, r"cell is 'gru' and rnn is False, which contradict"),
-        ({"head": "low_rank", "head_rank": 2.5}, r"head_rank=2\.5; it must be a whole number"),
-        ({"draft_tokens": 7}, "draft_tokens=7; it must be a list"),
-        ({"draft_tokens": [0, True]}, r"states True in 'draft_tokens'; they must be integers"),
+        ({"head": "low_rank", "head_rank": 2.5}, r"head_rank is 2\.5; it must be a whole number"),
+        ({"draft_tokens": 7}, "draft_tokens is 7; it must be .*, in files a list"),
+        (
+            {"draft_tokens": [0, True]},
+            r"draft_tokens is \[0, True\]; it must be a tuple of whole numbers",
+        ),
         (
             {"quantization_config": {"quant_method": "hqq", "bits": 4}},
             "of quant_method 'hqq'; supported is 'redrafter', wh",

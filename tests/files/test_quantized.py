@@ -28,7 +28,7 @@ from redrafter_jax import (
 from redrafter_jax.config import Quantization
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.files.convert import convert
-from redrafter_jax.files.gguf import BLOCK_KINDS
+from redrafter_jax.files.gguf_blocks import BLOCK_KINDS
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.linear import QuantizedWeight, dequantize
 from redrafter_jax.models.quantize import quantize_model

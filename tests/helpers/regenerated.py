@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from train.regenerate.__main__ import regenerate
+from train.regenerate.run import regenerate
 
 # Prompts and limits of conversations such that every batch is of one shape: nothing is compiled
 # twice.

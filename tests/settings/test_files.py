@@ -86,16 +86,16 @@ def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Pa
         ("spares.-1.rate=1", "to an entry that a list does not have"),
         ("spares.2.rate=1", "to an entry that a list does not have"),
         ("size=0x_", "not a YAML value"),
-        ("size=yes", "size: Input should be a valid integer (got True); YAML reads yes"),
+        ("size=yes", "size is True; it must be a valid integer; YAML reads yes"),
         (
             "inner.weights=[1, yes]",
-            "inner.weights.1: Input should be a valid number (got True); YAML reads yes",
+            "inner.weights.1 is True; it must be a valid number; YAML reads yes",
         ),
-        ("inner.rate=.inf", "inner.rate: Input should be a finite number"),
-        ("tree.beam_width=0", "tree.beam_width: Input should be greater than 0 (got 0)"),
+        ("inner.rate=.inf", "inner.rate is inf; it must be a finite number"),
+        ("tree.beam_width=0", "tree.beam_width is 0; it must be greater than 0"),
         (
             "tree.beam_width=yes",
-            "tree.beam_width: Input should be a valid integer (got True); YAML reads yes",
+            "tree.beam_width is True; it must be a valid integer; YAML reads yes",
         ),
         ("tree.lookup=1", "tree.lookup: unknown key; did you mean 'lookup_tokens'?"),
     ],
@@ -114,10 +114,10 @@ def test_problems_of_a_file_and_of_overrides_are_told_at_once(tmp_path: Path) ->
         load_settings(Outer, path, ["inner.rate=fast", "tree.lookup_tokens=3"])
     assert str(error.value).splitlines() == [
         f"{path} with inner.rate=fast tree.lookup_tokens=3 is not a valid configuration:",
-        "  size: Input should be greater than 0 (got 0)",
+        "  size is 0; it must be greater than 0",
         "  tree.num_nodes is 3; beam_width=8 and draft_rounds=4 give 4 to 36 nodes, "
         "lookup_tokens=3 included.",
-        "  inner.rate: Input should be a valid number (got 'fast')",
+        "  inner.rate is 'fast'; it must be a valid number",
     ]
 
 

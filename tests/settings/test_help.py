@@ -90,4 +90,4 @@ def test_the_help_of_a_command_lists_its_settings(words: list[str]) -> None:
     )
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "settings:\n" in shown.stdout
-    assert "\nmesh:\n  How many devices share the work" in shown.stdout
+    assert "\nmesh:\n  Numbers of devices that share the work" in shown.stdout

@@ -42,7 +42,7 @@ CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], st
     RegenerateSettings: (
         REGENERATION,
         [
-            (CHATS | {"tree": {"beam_width": 2}}, "draft is how a drafter drafts; give drafter"),
+            (CHATS | {"tree": {"beam_width": 2}}, "tree is how a drafter drafts; give drafter"),
             (CHATS | {"prompt_tokens": 8}, "count is missing"),
             (
                 CHATS | {"prompt_tokens": 8, "count": 1, "max_new_tokens": 4},

@@ -144,8 +144,11 @@ WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        (WIDE, "exit_dim is 20; with initial_head=target it may be 16"),
-        (WIDE | {"head": "low_rank", "head_rank": 17}, "head_rank is 17; with initial_head=target"),
+        (WIDE, r"^drafter\.exit_dim is 20; with initial_head=target it may be 16"),
+        (
+            WIDE | {"head": "low_rank", "head_rank": 17},
+            r"^drafter\.head_rank is 17; with initial_head=target",
+        ),
         (
             {"exit_dim": 16, "context_layers": (0,)},
             "context_layers holds 0; the target has 1 layers",

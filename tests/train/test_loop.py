@@ -203,7 +203,7 @@ def test_a_run_whose_folder_is_taken_away_ends_with_a_sentence(
 def test_trials_that_cannot_be_are_refused_before_the_target_is_loaded(
     target_folder: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("train.setup.load_target")
+    monkeypatch.delattr("redrafter_jax.files.target_files.TargetFiles.load")
     for changes, sentence in (
         ({"prompts": str(tmp_path / "nowhere.jsonl")}, "Cannot read "),
         ({"tree": {"beam_width": 5000}}, "beam_width is 5000, more than "),

@@ -9,27 +9,29 @@ base64: so it also holds what PyTorch writes.
 """
 
 import base64
+import contextlib
 import itertools
 import json
 import platform
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "apple"))
-sys.path.insert(1, sys.argv[1])
+sys.path.insert(0, sys.argv[1])
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-import worker  # noqa: E402
 from recurrent_drafting import (  # noqa: E402
     attention,
     kv_cache,
     modeling_drafter,
     modeling_llama,
     recurrent_drafting,
+    tree_attention,
 )
 from recurrent_drafting.configuration_drafter import DrafterConfig  # noqa: E402
 
@@ -90,38 +92,104 @@ def files_of(model):
     return {"config": config, "pytorch_model.bin": base64.b64encode(weights).decode()}
 
 
+@contextlib.contextmanager
+def recorded(drafter):
+    """A list that gets an entry for every step decoded within the block.
+
+    `rounds`: the beams after each round, best first: `sequences` of the tokens after the root, and
+    their `log_probs`. Apple's search returns the last round's alone; those of the others are what
+    it gathers from in the round that follows.
+    `tree`: `tokens` of the packed nodes, the root first, and `parents`, their indices.
+    """
+    steps, gathered = [], []
+    search, pack = drafter.beam_search_candidates, tree_attention.pack
+    gather = modeling_drafter._gather_beams
+
+    def traced_gather(values, beams):
+        gathered.append(values)
+        return gather(values, beams)
+
+    def traced_search(*arguments):
+        gathered.clear()
+        found = search(*arguments)
+        # Of each round: the beams before it, their states, log-probabilities of their tokens, and
+        # those of the tokens to come. Before the first round there is the root alone.
+        before = zip(gathered[4::4], gathered[6::4], strict=True)
+        steps.append({"rounds": [describe_beams(*beams) for beams in (*before, found)]})
+        return found
+
+    def traced_pack(beams, padding_mask):
+        packed = pack(beams, padding_mask)
+        tokens, _, mask, depths = packed
+        steps[-1]["tree"] = describe_tree(tokens, mask, depths)
+        return packed
+
+    with (
+        mock.patch.object(drafter, "beam_search_candidates", traced_search),
+        mock.patch.object(tree_attention, "pack", traced_pack),
+        mock.patch.object(modeling_drafter, "_gather_beams", traced_gather),
+    ):
+        yield steps
+
+
+def describe_beams(beams, log_probs):
+    """The beams of row 0; scores are summed from the root on in float32, as in the search."""
+    drafted = beams[0, :, 1:]
+    scores = log_probs[0].gather(-1, drafted[..., None])[..., 0]
+    total = scores[:, 0]
+    for score in scores.T[1:]:
+        total = score + total
+    return {"sequences": drafted.tolist(), "log_probs": total.tolist()}
+
+
+def describe_tree(packed, mask, depths):
+    """The tree of row 0; a node's parent is what it sees one step higher, the root's the root."""
+    count = packed.shape[1]
+    depth = depths[0]
+    above = mask[0, :, -count:].bool() & (depth[None, :] == depth[:, None] - 1)
+    parents = above.int().argmax(dim=1)
+    return {"tokens": packed[0].tolist(), "parents": parents.tolist()}
+
+
 def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
     """One case, the last round's beams of every step alone; and its smallest gap."""
-    request = {
-        "prompt": prompt,
-        "max_new_tokens": max_new_tokens,
-        "beam_width": beam_width,
-        "draft_rounds": draft_rounds,
-        "trace": True,
-    }
-    reply = worker.decode(model, request)
+    ids = torch.tensor([prompt])
+    with recorded(model.drafter) as recorded_steps:
+        # Each item is the text after one more target call; the last is cut to the limit.
+        texts = list(
+            model.generate(
+                types.SimpleNamespace(post=lambda record: None),
+                ids,
+                max_length=len(prompt) + max_new_tokens,
+                beam_shape=modeling_drafter.BeamShape(beam_width, draft_rounds + 1),
+                sampling_args=recurrent_drafting.SamplingArgs(temperature=1.0, greedy=True),
+                # No token is -1, so every token of the prompt counts.
+                special_tokens=recurrent_drafting.SpecialTokens(pad=-1, eos=None),
+            )
+        )
     gaps = [
         first - second
-        for step in reply["steps"]
+        for step in recorded_steps
         for beams in step["rounds"]
         for first, second in itertools.pairwise(beams["log_probs"])
     ]
+    lengths = [len(prompt) + 1, *(text.shape[1] for text in texts[:-1])]
     steps = [
         {
-            "length": step["length"],
+            "length": length,
             "sequences": step["rounds"][-1]["sequences"],
             "log_probs": [round(value, 6) for value in step["rounds"][-1]["log_probs"]],
             "tree": step["tree"],
         }
-        for step in reply["steps"]
+        for step, length in zip(recorded_steps, lengths, strict=True)
     ]
     case = {
         "prompt": prompt,
         "beam_width": beam_width,
         "draft_rounds": draft_rounds,
         "max_new_tokens": max_new_tokens,
-        "tokens": reply["tokens"],
-        "target_calls": reply["target_calls"],
+        "tokens": texts[-1][0, len(prompt) :].tolist(),
+        "target_calls": len(texts),
         "steps": steps,
     }
     return case, min(gaps, default=1.0)

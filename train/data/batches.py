@@ -25,7 +25,7 @@ _ENDLESS = 2**48
 
 
 class Batch(TypedDict):
-    """What one step reads: `Windows`, with the features of their rows where they are kept."""
+    """A batch of one step: `Windows`, with the features of their rows where they are kept."""
 
     tokens: Int[np.ndarray, "B T"]
     loss_mask: Bool[np.ndarray, "B T"]

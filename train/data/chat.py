@@ -95,7 +95,7 @@ def render_chat(
 
 
 def _unread_by_template(template: ChatTemplate, turns: Sequence[Turn], whole: str) -> list[str]:
-    """What turns state besides role and content, and the template writes nothing of."""
+    """Fields of turns, besides role and content, that the template does not write."""
     names = dict.fromkeys(name for turn in turns for name in turn if name not in _READ)
     unread = []
     for name in names:
@@ -112,7 +112,7 @@ def _unread_by_template(template: ChatTemplate, turns: Sequence[Turn], whole: st
 def mask_answers(
     whole: Sequence[int], turns: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[Bool[np.ndarray, " t"], int]:
-    """Which tokens carry loss, and how many of the given turns carry none.
+    """The mask of the tokens that carry loss, and the number of turns that carry none.
 
     `turns` are as in `Rendered`, in tokens. A turn carries no loss if a token runs across its edge,
     because decoding, which starts at that edge, would see other tokens. Later turns are not

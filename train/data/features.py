@@ -26,7 +26,7 @@ ReadRow: TypeAlias = Callable[[int], dict[str, np.ndarray]]
 
 
 class FeatureIndex(Settings):
-    """What a folder of features holds.
+    """The contents of a folder of features.
 
     Attributes:
       target: digest of the target's files, from `TargetFiles.digest`.

@@ -1,4 +1,4 @@
-"""What a raw record is: a text, a conversation or tokens; or why it is none of them."""
+"""Raw records read as a text, a conversation or tokens, or skipped with the reason."""
 
 from collections.abc import Callable
 from typing import Any

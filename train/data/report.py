@@ -1,4 +1,4 @@
-"""What the sources hold: a table for the screen, and a file with all skips."""
+"""A report on the sources: a table for the screen, and a file with all skips."""
 
 import json
 from pathlib import Path

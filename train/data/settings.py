@@ -55,7 +55,7 @@ class SourceSettings(Settings):
 
     @property
     def title(self) -> str:
-        """What people call it: the folder, the first of the files or the dataset."""
+        """The name that people know it by: the folder, the first of the files or the dataset."""
         if self.files is not None:
             more = len(self.files) - 1
             return self.files[0] + (f" and {more} more" if more else "")

@@ -1,4 +1,4 @@
-"""What the steps pass on: a raw record, a record, a document, a skip."""
+"""Values that the steps pass on: a raw record, a record, a document, a skip."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What a fit comes to: what its report measured, the table beside the head, and the verdict."""
+"""The end of a fit: its report's measurements, the table beside the head, and the verdict."""
 
 import json
 import math
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.config.limits import read_config
 from redrafter_jax.files.locate import TREE_TABLE
-from redrafter_jax.files.tree_table import as_tuples, find_tree_table, write_tree_table
-from redrafter_jax.verdict import Texts, Verdict, Way, judge
+from redrafter_jax.files.tree_table import find_tree_table, write_tree_table
+from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
 
 from .plan import FitPlan
 
@@ -22,7 +23,7 @@ _DAY = 24 * 60
 
 
 def finalists(folder: Path) -> dict[str, dict[str, Any]]:
-    """By name, for each temperature the tree that the tuner chose.
+    """The tree that the tuner chose for each temperature, by name.
 
     Where it chose the baseline it is the fastest of the head's.
     """
@@ -117,7 +118,7 @@ def _report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report" / "compare.json").read_text())
 
 
-def _ways(case: dict[str, Any]) -> list[Way]:
+def _ways(case: dict[str, Any]) -> list[MeasuredWay]:
     """The trees that the report measured, as they did at one temperature."""
     ways = []
     for name, way in case["ways"].items():
@@ -126,13 +127,13 @@ def _ways(case: dict[str, Any]) -> list[Way]:
         measures = case["methods"][name]
         ends = measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
-        tree = TreeConfig(**as_tuples(way["tree"]))
-        ways.append(Way(name, tree, True, speedup, measures["accepted_by"]))
+        tree = read_config(TreeConfig, way["tree"], Path("compare.json"))
+        ways.append(MeasuredWay(name, tree, True, speedup, measures["accepted_by"]))
     return ways
 
 
 def _without_head(found: Verdict, length: float, minutes: float) -> str:
-    """What to do where the head does not pay, whose acceptance length is given."""
+    """Advice where a head of this acceptance length does not pay."""
     if not found.way.median:
         return f"decode without the head, or fit again with --minutes {2 * minutes:g}"
     needed = minutes_to_pay(minutes, length, found.way.median)

@@ -49,7 +49,7 @@ _LATE, _TIMED_STEPS = 0.1, 5
 
 
 class FitRequest(NamedTuple):
-    """What a fit is asked for: a target, the dtype of its parameters, how many minutes."""
+    """The request for a fit: a target, the dtype of its parameters, and the minutes to take."""
 
     target: str
     target_dtype: Dtype
@@ -61,14 +61,14 @@ class FitPlan(Settings):
 
     Attributes:
       asked: the request that it is for.
-      rates: of the device, as the probe or the stages measured them.
-      rows: written together by the target.
+      rates: the device's rates, as the probe or the stages measured them.
+      rows: number of rows that the target writes together.
       answer_tokens: limit of a written answer.
-      tokens: to be written by the target, counting those that carry loss; then, as many as it did.
+      tokens: number of tokens with loss for the target to write; afterwards, that it wrote.
       ending: seconds that are kept for the tuner and the report.
-      prompts: held out of these texts, to measure the head with; the tuner has half as many more.
-      new_tokens: of each prompt when the head is measured.
-      steps: of training; None before the texts are read.
+      prompts: number of texts held out to measure the head; the tuner has half as many more.
+      new_tokens: new tokens for each prompt when the head is measured.
+      steps: steps of training; None before the texts are read.
       spent: seconds that all runs of this fit have taken.
       done: the stages that have ended.
     """

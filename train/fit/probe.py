@@ -29,9 +29,9 @@ class Rates(NamedTuple):
     """Tokens per second of the long parts of a fit, and what all parts begin with.
 
     Attributes:
-      alone: written by the target in one row, as the baseline decodes.
-      written: written by it in many rows together.
-      read: in one forward pass, with the search for the most likely tokens.
+      alone: tokens that the target writes in one row, as the baseline decodes.
+      written: tokens that it writes in many rows together.
+      read: tokens of a forward pass, with the search for the most likely tokens.
       trained: positions of an optimizer step over features.
       starting: seconds to load the target and to compile these four.
     """

@@ -26,8 +26,8 @@ from ..config import TrainSettings
 from ..data.report import print_line
 from ..features import features
 from ..loop import train
-from ..regenerate.__main__ import regenerate
 from ..regenerate.output import read_rows
+from ..regenerate.run import regenerate
 from .ending import finalists, obey_report, verdict
 from .plan import (
     STAGES,

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,16 +10,19 @@ from typing import Any, NamedTuple
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import is_first, read_lines
 
+from ..config import RegenerateSettings
 from ..data.files import find_files
 from ..data.folders import find_texts
 from ..data.settings import DataSettings
+from ..data.types import Skip, describe_skips
+from .session import JsonRows
 
 
 class Item(NamedTuple):
     """A text or a conversation of the run.
 
     Attributes:
-      seed: also its number.
+      seed: its seed, also its number.
       identity: the first fields of each of its rows: all that they depend on except the models.
       opening: the tokens that its first row begins with, empty if unknown; none of them carries
         loss, and the next one does.
@@ -35,7 +39,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
-    """By seed, the rows of the items that the output holds; an unfinished end is removed.
+    """The rows of the items that the output holds, by seed; an unfinished end is removed.
 
     `way_out` is added to the error message, which tells to use another output.
 
@@ -117,3 +121,39 @@ def _object(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def count_tokens(rows: JsonRows) -> int:
+    """Number of tokens that carry loss."""
+    return sum(sum(row["loss_mask"]) for row in rows)
+
+
+def summarize(settings: RegenerateSettings) -> str:
+    """A sentence on what the output holds, and on what was left out of it."""
+    rows = read_rows(settings.output)
+    first = [row for row in rows if row.get("row", 0) == 0]
+    summary = f"{len(rows)} rows of {len(first)} conversations in {settings.output}: "
+    if not any("answers" in row for row in rows):
+        summary = f"{len(rows)} texts in {settings.output}"
+    else:
+        answers, cut = (sum(row[name] for row in rows) for name in ("answers", "cut"))
+        limit = settings.max_new_tokens or settings.data.sequence_length
+        summary += (
+            f"{answers} answers, of which {cut} were cut at their limit of {limit} tokens or less"
+        )
+    if settings.prompts == "self":
+        summary += f"; {count_tokens(rows):,} tokens carry loss"
+    ended = [
+        Skip(row.get("record", f"seed {row['seed']}"), row["left_out"])
+        for row in first
+        if row.get("left_out")
+    ]
+    if ended:
+        summary += f"; later answers left out: {describe_skips(ended)}"
+    dropped = sum((Counter(row.get("dropped", {})) for row in first), Counter())
+    return f"{summary}; left out: {describe_counts(dropped)}" if dropped else summary
+
+
+def describe_counts(counts: Counter[str]) -> str:
+    """Every reason with its count, the most frequent first."""
+    return "; ".join(f"{count} × {reason}" for reason, count in counts.most_common())

@@ -35,7 +35,7 @@ from .conversations import (
     rows_of,
     run_conversation,
 )
-from .output import Item
+from .output import Item, describe_counts
 from .session import JsonRows, Session
 
 # Fewest tokens of a question.
@@ -49,16 +49,16 @@ _WORDS = ("WhatTheUserSays", "SomethingElse")
 
 
 class UserTurn(NamedTuple):
-    """What a template writes around the user's words.
+    """The text that a template writes around the user's words.
 
     Attributes:
       opening: the text before them, without the spaces at its end: most tokens that begin a word
         include the space.
       gap: these spaces, written before given words.
-      closing: what ends them: a special token, or the first word that follows.
+      closing: the text that ends them: a special token, or the first word that follows.
       token: the special token's id; None for a word.
-      markers: what the words must not contain, for it would be read as the template's: special
-        tokens and, with a closing word, the word that opens the turn.
+      markers: texts that the words must not contain, for they would be read as the template's:
+        special tokens and, with a closing word, the word that opens the turn.
     """
 
     opening: str
@@ -71,7 +71,7 @@ class UserTurn(NamedTuple):
 def find_user_turn(
     template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn] = ()
 ) -> UserTurn | None:
-    """What the template writes around the user's words after these turns.
+    """The text that the template writes around the user's words after these turns.
 
     None if the template refuses them, or if that text depends on the words or is empty.
     """
@@ -247,11 +247,6 @@ def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
         asked.add(exchange.question)
         kept.append(exchange)
     return Conversation(kept, conversation.left_out)
-
-
-def describe_counts(counts: Counter[str]) -> str:
-    """Every reason with its count, the most frequent first."""
-    return "; ".join(f"{count} × {reason}" for reason, count in counts.most_common())
 
 
 def read_question(

@@ -58,7 +58,7 @@ def run_sessions(
     is_late: Callable[[], bool] = lambda: False,
     on_end: Callable[[Result], None] = lambda _: None,
 ) -> Iterator[Result]:
-    """What the sessions return, in their order; many of them are decoded at the same time.
+    """The results of the sessions, in their order; many sessions are decoded at the same time.
 
     Up to twice as many sessions as slots are open at once, so that a slot that gets free finds a
     request waiting. Once `is_late`, which is asked every few decode steps, every session gets the

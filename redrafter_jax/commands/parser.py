@@ -9,10 +9,10 @@ from typing import Any, get_args
 from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
 from redrafter_jax.commands.option_groups import (
     add_decoding,
-    add_draft,
     add_fields,
     add_models,
     add_template,
+    add_tree,
     limited,
     not_empty,
 )
@@ -177,7 +177,7 @@ def _add_serve(commands: Any) -> None:
     )
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")
     add_fields(command.add_argument_group("how much"), ServeConfig)
-    add_draft(command)
+    add_tree(command)
 
 
 def _add_fit(commands: Any) -> None:

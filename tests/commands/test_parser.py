@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from redrafter_jax import SamplingConfig, TreeConfig
-from redrafter_jax.commands.arguments import read_arguments
 from redrafter_jax.commands.option_groups import config_of
+from redrafter_jax.commands.parser import read_arguments
 
 GENERATE = ["generate", "--target", "t", "--no-drafter", "--prompt", "p"]
 CHAT = ["chat", "--target", "t", "--drafter", "d"]

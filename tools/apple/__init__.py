@@ -1,1 +1,0 @@
-"""Beside Apple's PyTorch ReDrafter: same weights, same prompts, same trees."""

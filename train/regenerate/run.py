@@ -1,0 +1,334 @@
+"""`python -m train regenerate --config configs/x.yaml`: training data in the target's own words.
+
+A drafter guesses what the target writes, not what people wrote. Here the target continues pieces of
+text, or writes the assistant's turns of conversations, or the user's as well, with our own decoder.
+What it writes is kept as token rows that a source of a training config reads. Rows are in the order
+of their seeds. A stopped run goes on after the last row, if the rows are of the same prompts, seeds
+and temperatures.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from redrafter_jax.command_line import make_folder_of
+from redrafter_jax.config import SamplingConfig
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
+from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.target_files import TargetFiles, open_target
+from redrafter_jax.lock import hold
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_rows
+from redrafter_jax.parallel.processes import is_first
+from redrafter_jax.progress import progress
+from redrafter_jax.settings.arguments import parse_settings
+from redrafter_jax.text.chat_template import NoTemplateError, end_tokens
+
+from ..config import USER_SETTINGS, RegenerateSettings
+from ..data.chat import load_template
+from ..data.documents import fitting_tokenizer, load_documents
+from ..data.report import print_line
+from ..data.rows import cut
+from ..data.types import (
+    Chat,
+    Document,
+    Record,
+    Skip,
+    Windows,
+    describe_skips,
+    describe_unread,
+)
+from ..setup import digest_weights
+from .conversations import (
+    Conversation,
+    TurnEncoder,
+    add_answer,
+    choose_conversations,
+    first_question,
+    read_conversations,
+    rows_of,
+    run_conversation,
+)
+from .output import (
+    Item,
+    check_is_no_source,
+    count_tokens,
+    find_done,
+    format_rows,
+    read_rows,
+    summarize,
+)
+from .questions import (
+    MOST_DROPPED,
+    chat_writer,
+    new_rows,
+    questions_in,
+    text_writer,
+)
+from .session import JsonRows, Session, make_engine, run_sessions
+
+_WEIGHTS = ", give the target that wrote it"
+_DATE = (
+    ", give a template that writes today's date that of the first start, as "
+    "data.template_arguments={date_string: ...},"
+)
+
+
+def regenerate(
+    arguments: Sequence[str],
+    command: str = "regenerate",
+    is_late: Callable[[int], bool] = lambda _: False,
+) -> None:
+    """Append what the target writes to the output, whole texts and conversations only.
+
+    Where the target writes prompts too, `is_late` is asked now and then with the amount written:
+    once it is true the run ends, and what is being written is cut.
+
+    Raises:
+      InputError: the settings, the data, the models or what the output holds cannot be used.
+    """
+    settings = parse_settings(
+        RegenerateSettings,
+        "Write training data in the target's own words.",
+        arguments,
+        command=command,
+        processes=True,
+    )
+    mesh = settings.mesh.build()
+    check_rows(settings.batch_size, mesh, "batch_size")
+    if is_first():
+        make_folder_of(settings.output, "output")
+        check_is_no_source(settings.output, settings.data)
+    console = Console(stderr=True, quiet=not is_first())
+    if settings.prompts == "self":
+        write = partial(_write_prompts_too, is_late=is_late)
+    else:
+        write = _rewrite_chats if settings.prompt_tokens is None else _continue_texts
+    with hold(settings.output, "output"):
+        write(settings, open_target(settings.target), mesh, console)
+
+
+def _continue_texts(
+    settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
+) -> None:
+    """Continue texts."""
+    config, sources = files.config, load_documents(settings.data, files)
+    for source in sources:
+        _print_skips(console, source.name, source.skips)
+        _print_unread(console, source.name, source.documents)
+    documents = [document for source in sources for document in source.documents]
+    length = settings.data.sequence_length
+    prompts = _choose_prompts(cut(documents, config.eos_token_ids[0], length), settings)
+
+    def item(seed: int) -> Item:
+        temperature = settings.temperature_of(seed)
+        stated = {"seed": seed, "temperature": temperature, "sequence_length": length}
+        return Item(seed, stated, prompts[seed])
+
+    def write(item: Item) -> Session[JsonRows]:
+        sampling = SamplingConfig(item.identity["temperature"])
+        left = length - len(item.opening)
+        written = yield Request(item.opening, left, item.seed, sampling)
+        (row,) = add_answer([], item.opening, written, False)
+        return [item.identity | row.stated]
+
+    _write([*map(item, range(len(prompts)))], write, config.eos_token_ids, settings, files, mesh)
+    print_line(console, f"{len(prompts)} rows in {settings.output}")
+
+
+def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list[int]]:
+    """The beginnings of `count` different windows that carry loss throughout.
+
+    Raises:
+      InputError: there are fewer full windows.
+    """
+    full = np.flatnonzero(windows.loss_mask[:, 1:].all(axis=1))
+    count = settings.count or 0
+    if len(full) < count:
+        raise InputError(
+            f"count is {count}, but the data has {len(full)} pieces of text of "
+            f"{windows.tokens.shape[1]} tokens, as data.sequence_length says; lower one of them, "
+            "or give prompt_tokens=null count=null to rewrite conversations."
+        )
+    chosen = np.random.default_rng(settings.data.shuffle_seed).permutation(full)[:count]
+    return windows.tokens[chosen, : settings.prompt_tokens].tolist()
+
+
+def _rewrite_chats(
+    settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
+) -> None:
+    """Rewrite conversations."""
+    config, tokenizer = files.config, fitting_tokenizer(settings.data, files)
+    records = read_conversations(settings.data)
+    template = load_template(settings.data, files)
+    asked = (first_question(record) for record in records if isinstance(record, Chat))
+    stop_tokens = end_tokens(template, tokenizer, config.eos_token_ids, asked)
+    length = settings.data.sequence_length
+    encoder = TurnEncoder(tokenizer, template, stop_tokens, length, config.vocab_size)
+    recorded, skips = choose_conversations(records, encoder, settings.data, settings.count)
+    _print_skips(console, "conversations", skips)
+    _print_unread(console, "conversations", records)
+    _print_weights(console, records)
+    items = [each.item(seed, settings) for seed, each in enumerate(recorded)]
+
+    def write(item: Item) -> Session[JsonRows]:
+        conversation = yield from run_conversation(
+            encoder, recorded[item.seed].next_question, item.seed, settings
+        )
+        written = [each.rows for each in conversation.exchanges if each.rows is not None]
+        return rows_of(item, written[-1], conversation.left_out)
+
+    _write(items, write, stop_tokens, settings, files, mesh, _DATE)
+    print_line(console, summarize(settings))
+
+
+def _write(
+    items: Sequence[Item],
+    write: Callable[[Item], Session[JsonRows]],
+    stop_tokens: Sequence[int],
+    settings: RegenerateSettings,
+    files: TargetFiles,
+    mesh: Mesh | None,
+    way_out: str = "",
+) -> None:
+    """Write the items that the output does not hold yet."""
+    done = find_done(settings.output, items, way_out)
+    if left := [item for item in items if item.seed not in done]:
+        target = files.load(settings.target_dtype, mesh)
+        rows = run_sessions(_make_engine(settings, target, stop_tokens), map(write, left))
+        unit = "conversations" if settings.prompt_tokens is None else "texts"
+        with progress(len(items), f"{unit} written", len(done)) as advance:
+            _append(rows, len(done), len(items), settings, advance)
+
+
+def _write_prompts_too(
+    settings: RegenerateSettings,
+    files: TargetFiles,
+    mesh: Mesh | None,
+    console: Console,
+    is_late: Callable[[int], bool],
+) -> None:
+    """Let the target write prompts and answers, until there are enough or it is late."""
+    config, tokenizer = files.config, fitting_tokenizer(settings.data, files)
+    asked: set[str] = set()
+    try:
+        template = load_template(settings.data, files)
+    except NoTemplateError:
+        for name in USER_SETTINGS:
+            if getattr(settings, name) not in (type(settings).model_fields[name].default, "varied"):
+                raise InputError(
+                    f"{name} is for chat models, and {settings.target} has no chat template; leave "
+                    "it out, or give data.chat_template."
+                ) from None
+        writer = text_writer(tokenizer, config, settings)
+    else:
+        writer = chat_writer(tokenizer, template, config, asked, settings)
+    target = files.load(settings.target_dtype, mesh)
+    digest = hashlib.sha256(f"{digest_weights(target)} {writer.opening}".encode()).hexdigest()
+
+    def item(seed: int) -> Item:
+        stated: dict[str, Any] = {"seed": seed, "temperature": settings.temperature_of(seed)}
+        if settings.user_openings and writer.is_chat:
+            stated["user_opening"] = settings.opening_of(seed)
+        return Item(seed, stated | writer.identity | {"target": digest[:16]}, [])
+
+    rows = read_rows(settings.output)
+    seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
+    first = settings.first_seed
+    # Between two rows fewer seeds are dropped than end a run.
+    most = min(max(seeds, default=first), first + MOST_DROPPED * len(rows)) + MOST_DROPPED
+    items = [item(seed) for seed in range(first, most + 1)]
+    done = find_done(settings.output, items, _WEIGHTS + _DATE)
+    asked.update(question for rows in done.values() for question in questions_in(rows))
+    goal = settings.tokens or settings.count or 0
+    have = sum(_measure(held, settings) for held in done.values())
+    if have < goal:
+        engine = _make_engine(settings, target, writer.stop_tokens)
+        following = max(done, default=first - 1) + 1
+        unit = "conversations" if settings.tokens is None else "tokens"
+        with progress(goal, f"{unit} written", have) as advance:
+            total = have
+
+            def told(conversation: Conversation) -> None:
+                nonlocal total
+                # Before it is its turn, and before it is known whether its question is new.
+                rows = conversation.exchanges[-1].rows if conversation.exchanges else None
+                tokens = sum(sum(row.mask) for row in rows or ())
+                amount = int(rows is not None) if settings.tokens is None else tokens
+                total += amount
+                advance(amount)
+
+            sessions = map(writer.write, count(following))
+            late = Conversation([], "no time was left")
+            conversations = run_sessions(engine, sessions, late, lambda: is_late(total), told)
+            items = (item(seed) for seed in count(following))
+            _append(new_rows(writer, items, conversations, asked), have, goal, settings)
+    print_line(console, summarize(settings))
+
+
+def _make_engine(
+    settings: RegenerateSettings, target: Target, stop_tokens: Sequence[int]
+) -> Engine:
+    """An engine for the run, speculative if there is a drafter."""
+    drafter = tree = None
+    if settings.drafter is not None:
+        drafter = load_drafter(settings.drafter, settings.target_dtype, target.mesh)
+        tree = settings.tree
+    length = settings.data.sequence_length
+    return make_engine(target, drafter, tree, settings.batch_size, length, stop_tokens)
+
+
+def _append(
+    texts: Iterable[JsonRows],
+    have: int,
+    goal: int,
+    settings: RegenerateSettings,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write the rows as they come, until there are enough."""
+    # All processes decode together; the first one writes.
+    path = settings.output if is_first() else Path(os.devnull)
+    with path.open("a", encoding="utf-8") as file:
+        for rows in texts:
+            file.write(format_rows(rows))
+            file.flush()
+            amount = _measure(rows, settings)
+            advance(amount)
+            have += amount
+            if have >= goal:
+                break
+
+
+def _measure(rows: JsonRows, settings: RegenerateSettings) -> int:
+    """Amount that the rows of a text or a conversation add to the goal."""
+    return 1 if settings.tokens is None else count_tokens(rows)
+
+
+def _print_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
+    if skips:
+        print_line(console, f"{name}: skipped {describe_skips(skips)}")
+
+
+def _print_unread(console: Console, name: str, records: Iterable[Document | Record | Skip]) -> None:
+    if unread := describe_unread(records):
+        print_line(console, f"{name}: fields that nothing reads, with their records: {unread}")
+
+
+def _print_weights(console: Console, records: Iterable[Record | Skip]) -> None:
+    weighted = sum(isinstance(one, Chat) and bool(one.without_loss) for one in records)
+    if weighted:
+        print_line(
+            console,
+            f"conversations: {weighted} have answers of weight 0; the target rewrites these too, "
+            "and what it writes carries loss",
+        )
