@@ -139,9 +139,7 @@ class HeadDrafter(Drafter):
         del target
         newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(decided.hidden, newest, axis=1)[:, 0]
-        # Another drafter's layers, which this one does not read, may come before.
-        context = hidden[:, -self.model.config.context_size :]
-        return jnp.where(decided.count[:, None] > 0, context, own), cache
+        return jnp.where(decided.count[:, None] > 0, hidden, own), cache
 
 
 def check_pair(target: TargetConfig, drafter: HeadConfig, tree: TreeConfig) -> None:

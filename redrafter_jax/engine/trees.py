@@ -48,6 +48,12 @@ class _Learned:
     waiting: int = 0
     burst: int = _FIRST_BURST
 
+    def begin_text(self) -> None:
+        """Let what other texts taught count for little: the rows that decode now are new."""
+        self.calls *= _CARRIED
+        self.patience, self.burst = _PATIENCE, _FIRST_BURST
+        self.waiting = min(self.waiting, _PATIENCE)
+
 
 # Engines of one process share them: seconds of a step, the last few of every compiled program, and
 # what was learned of every tree of a pair of models.
@@ -110,17 +116,15 @@ class TreeChooser:
         ]
         self._own = _Learned()
         self._tree: TreeConfig | None = None
+        self._text_is_new = False
 
     def rows_for(self, active: int) -> int:
         """The smallest of `row_counts` that holds so many rows."""
         return next(rows for rows in self.row_counts if rows >= active)
 
     def begin_text(self) -> None:
-        """Let what other texts taught count for little: the rows that decode now are new."""
-        own = self._own
-        own.calls *= _CARRIED
-        own.patience, own.burst = _PATIENCE, _FIRST_BURST
-        own.waiting = min(own.waiting, _PATIENCE)
+        """Note that the rows that decode next are new, all of them."""
+        self._text_is_new = True
 
     def choose(
         self, rows: int, temperatures: Sequence[float], most: int
@@ -142,6 +146,9 @@ class TreeChooser:
             self._tree = tree
             self._own = _learned.setdefault((self._models, tree), _Learned())
         own, cost = self._own, self.cost(rows, tree, tuned)
+        if self._text_is_new:
+            own.begin_text()
+            self._text_is_new = False
         if own.waiting:
             return None, min(own.waiting, most)
         if cost is None:
