@@ -28,7 +28,7 @@ from redrafter_jax.progress import progress
 from redrafter_jax.text.prompts import read_prompts
 
 from .benchmark import Batch, Method, Run, decode_batch, drafting, make_batches, state_shape
-from .config import TuneSettings, build_all
+from .config import TuneSettings
 from .halving import Race, Tried, find_fastest, pick_diverse, tree_turns
 from .metrics import quartiles
 from .questions import find_target, read_questions

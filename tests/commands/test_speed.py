@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_folders import byte_tokenizer
 
-from redrafter_jax import PromptLookup, SamplingConfig, TreeConfig
+from redrafter_jax import PromptLookup, SamplingConfig
 from redrafter_jax.commands.options import PromptFormat, TextDecoder
 from redrafter_jax.commands.speed import baseline_seconds, describe_cost, update_seconds
 from redrafter_jax.drafters.base import RootOnly

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from places import GOLDENS
+from redrafter_jax.requests import Batch
 
 from redrafter_jax import TreeConfig, load_drafter, load_target
 from redrafter_jax.decoding.step import decode_step
@@ -18,7 +19,6 @@ from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.generation import collect, start
 from redrafter_jax.models.target import Target
-from redrafter_jax.requests import Batch
 from redrafter_jax.types import TokenTree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -135,7 +135,8 @@ def test_requests_come_go_and_are_cancelled(
 def test_on_a_mesh_it_drafts_the_same(
     habitual_target: Target, drafter: Any, tree: TreeConfig, data: int, model: int
 ) -> None:
-    mesh, options = make_mesh(data, model), {"max_new_tokens": 12, "sampling": MIXED, "tree": tree}
+    options: dict[str, Any] = {"max_new_tokens": 12, "sampling": MIXED, "tree": tree}
+    mesh = make_mesh(data, model)
     placed: Any = place(drafter, mesh) if isinstance(drafter, Model) else drafter
     ours = generate(place(habitual_target, mesh), placed, PROMPTS, **options)
     alone = generate(habitual_target, drafter, PROMPTS, **options)

@@ -9,7 +9,6 @@ from tiny_shapes import TARGET
 
 from eval.commands import COMMANDS, evaluate
 from redrafter_jax import InputError
-from redrafter_jax.files.target_files import TargetFiles
 
 LOOKUP_ALONE = "there is no drafter, so that there is prompt lookup alone; give a drafter, or tree"
 BEAMS = "beam_width is 25, more than the 24 tokens"
