@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from engine_runs import read_batch
 from flax import nnx
 from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import PARITY_CONFIG, imitating_drafter, tiny_config
@@ -23,13 +24,12 @@ from redrafter_jax import (
     generate_autoregressive,
 )
 from redrafter_jax.decoding.step import finish
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine import engine
 from redrafter_jax.engine.device import decode_rows, row_shapes
 from redrafter_jax.engine.requests import Batch, slots_for
-from redrafter_jax.generation import engine_of
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
@@ -72,24 +72,13 @@ def test_plain_decoding_chooses_by_a_whole_pass_and_the_noise_of_seed_and_positi
         assert plain.tokens[row] == (scores + noise[row]).argmax(axis=-1).tolist()
 
 
-def read_prompts(
-    target: Target, drafter: Drafter, limits: list[int], tree: TreeConfig | None
-) -> DecodeState:
-    """The state of an engine that has read `PROMPTS`, and has decoded nothing."""
-    reader, requests = engine_of(target, drafter, Batch(PROMPTS, limits), tree, None, False)
-    for request in requests:
-        reader.submit(request)
-    reader.advance(passes=None, steps=0)
-    return reader._state
-
-
 ALL_ROWS = jnp.arange(len(PROMPTS))
 
 
 def test_the_context_holds_the_layers_that_the_drafter_reads(habitual_target: Target) -> None:
     head = imitating_drafter(habitual_target, context_layers=(0,))
     drafter, tree = bind_drafter(head, DRAFT)
-    state = read_prompts(habitual_target, drafter, [24] * 4, tree)
+    state = read_batch(habitual_target, drafter, Batch(PROMPTS, [24] * 4), tree)
     state, (gains, _) = decode_rows(
         habitual_target, drafter, state, ALL_ROWS, 3, tree=tree, steps=3
     )
@@ -157,7 +146,7 @@ def test_no_step_copies_the_cache(
 
 def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: LoadedHead) -> None:
     drafter, tree = bind_drafter(good_drafter, DRAFT)
-    state = read_prompts(habitual_target, drafter, [1, 24, 24, 24], tree)
+    state = read_batch(habitual_target, drafter, Batch(PROMPTS, [1, 24, 24, 24]), tree)
     # A copy, for a state is donated.
     start = jax.tree.map(np.array, state)
     assert start.done.tolist() == [True, False, False, False]
@@ -252,7 +241,7 @@ def test_accepted_nodes_are_counted_by_the_drafter_that_proposed_them(
 ) -> None:
     # Root, two nodes of the drafter and three of prompt lookup. Row 0 is done, row 1 has room for
     # two tokens, row 2 accepts one of the first and all of the second, row 3 the first two.
-    state = read_prompts(target, RootOnly(), [1, 3, 9, 9], None)
+    state = read_batch(target, RootOnly(), Batch(PROMPTS, [1, 3, 9, 9]), None)
     from_root, below_first, longer = [0, 0, 0, 0, 3, 4], [0, 0, 0, 1, 3, 4], [0, 0, 1, 0, 3, 4]
     tree = tree_of([[9, 1, 2, 3, 3, 3]] * 4, [from_root, from_root, below_first, longer])
     tree = tree._replace(origin=jnp.broadcast_to(jnp.asarray([-1, 0, 0, 1, 1, 1]), (4, 6)))

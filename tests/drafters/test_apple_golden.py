@@ -5,19 +5,20 @@ tests/goldens/README.md says what made them.
 
 import base64
 import json
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from engine_runs import read_batch
 from places import GOLDENS
-from redrafter_jax.requests import Batch
 
 from redrafter_jax import TreeConfig, load_drafter, load_target
 from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
-from redrafter_jax.generation import collect, start
+from redrafter_jax.engine.requests import Batch
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import TokenTree
 
@@ -87,15 +88,16 @@ def test_every_step_drafts_apples_beams_and_verifies_its_tree(
     target, head = pair
     # Apple's `warp_logits` keeps a beam's 50 best scores, and there are only 48 tokens.
     tree = TreeConfig(beam_width, draft_rounds, final_beams_only=True, candidates=48)
-    drafter, step_once = RecurrentDrafter(head, tree), jax.jit(decode_step)
+    drafter, step_once = RecurrentDrafter(head), jax.jit(partial(decode_step, tree=tree))
     for case in cases:
         batch = Batch([case["prompt"]], case["max_new_tokens"], eos_token_ids=())
-        state, _ = start(target, drafter, batch)
+        state = read_batch(target, drafter, batch, tree)
         for step in case["steps"]:
             assert int(state.cache.lengths[0]) + 1 == step["length"]
             state, trace = step_once(target, drafter, state)
             assert_same_step(trace.tree, step, draft_rounds)
-        result = collect(target, state, [len(case["prompt"])], drafter)
         assert bool(state.done[0])
-        assert result.tokens == [case["tokens"]]
-        assert result.steps == [case["target_calls"]]
+        begin = len(case["prompt"])
+        text = state.tokens[0, begin : begin + case["max_new_tokens"]]
+        assert text.tolist() == case["tokens"]
+        assert len(case["steps"]) == case["target_calls"]

@@ -11,7 +11,7 @@ import pytest
 from places import GOLDENS
 from trees import tree_of
 
-from redrafter_jax import KeptCache, generate, load_target, make_mesh, stream
+from redrafter_jax import KeptCache, TreeConfig, generate, load_target, make_mesh, stream
 from redrafter_jax.decoding.accept import accept
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.cache import append, commit, init_cache
@@ -22,6 +22,7 @@ FAMILIES = GOLDENS / "families"
 # A chain of four below the root, with a wrong sibling at every depth but the last.
 PARENTS = [0, 0, 0, 1, 1, 3, 3, 5]
 CHAIN = [1, 3, 5, 7]
+LOOKUP = TreeConfig(beam_width=1, draft_rounds=4)
 S, P = 80, 5
 
 # Compiles faster; every family has programs of its own.
@@ -145,7 +146,8 @@ def test_generate_writes_hugging_faces_text_past_windows_and_thresholds(
     prompt, expected = answers["prompt"].tolist(), answers["greedy"].tolist()
     mesh = make_mesh(model=devices) if devices else None
     target = load_target(folder, dtype="float32", mesh=mesh)
-    speculative = generate(target, PromptLookup(4), [prompt], max_new_tokens=len(expected))
+    options: dict[str, Any] = {"max_new_tokens": len(expected), "tree": LOOKUP}
+    speculative = generate(target, PromptLookup(), [prompt], **options)
     assert speculative.tokens == [expected]
     assert speculative.acceptance_length > 1.1
 
@@ -157,6 +159,7 @@ def test_a_kept_cache_goes_on_past_windows(target: Target, answers: dict[str, np
     kept, written = KeptCache(64), list[int]()
     for count in (9, len(expected) - 9):
         asked = [[*prompt, *written]]
-        updates = stream(target, PromptLookup(4), asked, max_new_tokens=count, kept_cache=kept)
+        options: dict[str, Any] = {"max_new_tokens": count, "tree": LOOKUP, "kept_cache": kept}
+        updates = stream(target, PromptLookup(), asked, **options)
         written += [token for update in updates for token in update.tokens[0]]
     assert written == expected

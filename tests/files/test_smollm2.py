@@ -76,7 +76,7 @@ def test_greedy_texts_are_pytorchs(target: Target, answers: list[dict[str, np.nd
     expected = [answer["greedy"].tolist() for answer in answers]
     settings: dict[str, Any] = {"max_new_tokens": 64, "eos_token_ids": ()}
     assert generate_autoregressive(target, prompts, **settings).tokens == expected
-    assert generate(target, PromptLookup(4), prompts, **settings).tokens == expected
+    assert generate(target, PromptLookup(), prompts, **settings).tokens == expected
 
 
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "qwen2", "llama-bpe"])

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 from tiny_folders import encode
 
-from redrafter_jax import SamplingConfig, generate
+from redrafter_jax import SamplingConfig, TreeConfig, generate
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
-from redrafter_jax.generation import Generation
+from redrafter_jax.engine.requests import Batch
+from redrafter_jax.generation import Generation, engine_of
 from redrafter_jax.models.target import Target
+from redrafter_jax.types import DecodeState
 
 # Of engines.
 STOPS = (3,)
@@ -36,6 +39,17 @@ def make_requests(seed: int, count: int) -> list[Request]:
         )
         for _ in range(count)
     ]
+
+
+def read_batch(
+    target: Target, drafter: Drafter, batch: Batch, tree: TreeConfig | None
+) -> DecodeState:
+    """The state of an engine that has read the prompts, and has decoded nothing."""
+    reader, requests = engine_of(target, drafter, batch, tree, None, False)
+    for request in requests:
+        reader.submit(request)
+    reader.advance(passes=None, steps=0)
+    return reader._state
 
 
 def generated(target: Target, requests: Sequence[Request]) -> Generation:
