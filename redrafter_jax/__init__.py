@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from redrafter_jax.errors import InputError
     from redrafter_jax.files.drafter_files import load_drafter, save_drafter
     from redrafter_jax.files.target_files import load_target, load_tokenizer, save_target
-    from redrafter_jax.files.tree_table import load_tree
+    from redrafter_jax.files.tree_table import load_tree, load_tree_table
     from redrafter_jax.generation import Generation, generate, generate_autoregressive
     from redrafter_jax.parallel.mesh import make_mesh
     from redrafter_jax.streaming import KeptCache, Update, stream
@@ -33,6 +33,7 @@ __all__ = [
     "load_target",
     "load_tokenizer",
     "load_tree",
+    "load_tree_table",
     "make_mesh",
     "save_drafter",
     "save_target",
@@ -44,7 +45,7 @@ __all__ = [
 _MODULES = {
     "files.drafter_files": ("load_drafter", "save_drafter"),
     "files.target_files": ("load_target", "load_tokenizer", "save_target"),
-    "files.tree_table": ("load_tree",),
+    "files.tree_table": ("load_tree", "load_tree_table"),
     "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
     "drafters.medusa": ("MedusaConfig",),

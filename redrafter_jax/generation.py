@@ -85,7 +85,8 @@ def generate(
         tokenizer also a conversation, a list of turns such as `{"role": "user", "content":
         "Hi"}`, a text to continue, or a list of such.
       max_new_tokens: limit on new tokens, one for all rows or one per row.
-      tree: the shape of the drafted trees, or the tuner's table of the fastest ones; None is the
+      tree: the shape of the drafted trees, or the tuner's table of the fastest ones, from
+        `load_tree_table`; None is the
         drafter's default, `TreeConfig()` for a head.
       adaptive: whether plain decoding takes over while a tree gains less than it costs; None is
         True unless `tree` is one `TreeConfig`.

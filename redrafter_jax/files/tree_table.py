@@ -87,6 +87,9 @@ def load_tree(
 ) -> TreeConfig | None:
     """The tree that `python -m eval tune` found fastest for a drafter, from its `draft.yaml`.
 
+    `generate` keeps to this tree. With the whole table, from `load_tree_table`, it goes back to
+    plain decoding where none pays.
+
     Args:
       drafter: the folder or hub id that `load_drafter` takes.
       batch_size: rows that will be decoded together; the table's nearest one by ratio is taken.
@@ -99,13 +102,28 @@ def load_tree(
     Raises:
       InputError: there is no such file, or it cannot be used.
     """
+    return load_tree_table(drafter).nearest(batch_size, temperature).tree
+
+
+def load_tree_table(drafter: str | Path) -> TreeTable:
+    """The fastest trees of a drafter by batch size and temperature, from its `draft.yaml`.
+
+    As `tree` of `generate`, `stream` and the engine it gives each step the tree for the rows that
+    decode, and plain decoding where none pays for the text at hand.
+
+    Args:
+      drafter: the folder or hub id that `load_drafter` takes.
+
+    Raises:
+      InputError: there is no such file, or it cannot be used.
+    """
     table = find_tree_table(drafter)
     if table is None:
         raise InputError(
             f"{drafter} has no {TREE_TABLE}, which holds the tree for tree: auto; write one with "
             "`python -m eval tune`, or state the tree."
         )
-    return table.nearest(batch_size, temperature).tree
+    return table
 
 
 def find_tree_table(drafter: str | Path) -> TreeTable | None:

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from redrafter_jax import InputError, TreeConfig, load_tree
+from redrafter_jax import InputError, TreeConfig, load_tree, load_tree_table
 from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
 
 CHAIN = TreeConfig(beam_width=1, draft_rounds=2, num_nodes=6, rerank=True)
@@ -74,11 +74,12 @@ def test_the_table_of_a_hub_repository_is_read(
     write_tree_table(tmp_path / "draft.yaml", TABLE)
     monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(return_value=tmp_path))
     assert load_tree("some/body") == WIDE
+    assert load_tree_table("some/body") == TABLE
 
 
 def test_without_a_table_the_sentence_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no draft\.yaml, .*`python -m eval tune`, or state"):
-        load_tree(tmp_path)
+        load_tree_table(tmp_path)
 
 
 def entry(**changes: str) -> str:
