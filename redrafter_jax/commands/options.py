@@ -18,7 +18,6 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import TREE_TABLE
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.files.tree_table import TreeTable, find_tree_table
-from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.streaming import KeptCache, Update, stream
@@ -106,7 +105,6 @@ def open_decoder(
     prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
     target, model, tree = load_models(arguments, files, tree)
     drafter, _ = bind_models(target, model, tree)
-    drafter = drafter.prepare(Lender(target))
     adaptive = adaptive_of(arguments)
     return TextDecoder(target, drafter, tree, adaptive, sampling, prompt_format)
 

@@ -90,14 +90,16 @@ def empty_rows(
       slots: S, cache slots of each.
       stop_width: E, stop tokens that a row may have.
     """
-    shapes = row_shapes(target, drafter, rows, slots, stop_width)
+    sizes = {"rows": rows, "slots": slots, "stop_width": stop_width}
+    if target.mesh is None:
+        return _empty(target, drafter, **sizes)
+    shapes = row_shapes(target, drafter, **sizes)
 
-    def zeros(leaf: Any, sharding: Any = None) -> Array:
+    def zeros(leaf: Any, sharding: Any) -> Array:
         return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
 
-    # Each device of a mesh makes its own part: no one could hold the whole.
-    split = [] if target.mesh is None else [shardings(shapes, target.mesh)]
-    state = jax.tree.map(zeros, shapes, *split)
+    # Each device makes its own part: no one could hold the whole.
+    state = jax.tree.map(zeros, shapes, shardings(shapes, target.mesh))
     return state._replace(done=~state.done)
 
 
@@ -109,6 +111,7 @@ def row_shapes(
     return jax.eval_shape(make, target, drafter)
 
 
+@partial(jax.jit, static_argnames=("rows", "slots", "stop_width"))
 def _empty(
     target: Target, drafter: Drafter, *, rows: int, slots: int, stop_width: int
 ) -> DecodeState:
@@ -124,7 +127,7 @@ def _empty(
         own=drafter.empty(decoder, rows),
         root=zeros(),
         speculates=jnp.ones(rows, bool),
-        done=jnp.zeros(rows, bool),
+        done=jnp.ones(rows, bool),
         limits=zeros(),
         stop_tokens=zeros(stop_width),
         sampling=Sampling(numbers, zeros(), numbers, numbers, zeros()),

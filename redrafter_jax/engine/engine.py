@@ -39,7 +39,7 @@ from redrafter_jax.engine.requests import check_size, slots_for
 from redrafter_jax.engine.trees import TreeChooser
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
-from redrafter_jax.models.projection import Lender
+from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host
 from redrafter_jax.parallel.model import Model
@@ -180,7 +180,7 @@ class Engine:
         self.counters = Counters()
         self.on_admission: Callable[[int], object] = lambda number: None
         self.target = target
-        self.drafter = bound.prepare(Lender(target))
+        self.drafter = bound.prepare(lender_of(target))
         self._context_length = context_length
         self._queue_limit = queue_limit
         self._stop_tokens = tuple(config.eos_token_ids if stop_tokens is None else stop_tokens)

@@ -21,10 +21,14 @@ _PRIOR_CALLS = 4
 _HALF_LIFE = 32
 # Baseline steps until a tree that did not pay is tried again: at first, and after many failures.
 _PATIENCE, _LONGEST_PATIENCE = 16, 512
+# Of which a new text is given so many at most, whatever the texts before it were like.
+_NEW_TEXT_PATIENCE = 64
 # A tree must lose by so much before it is left: what is measured is noisy.
 _MARGIN = 0.02
+# Steps by which a program is timed that no warm-up has timed.
+_TIMED_STEPS = 4
 # Steps of a tree that has just been taken up; twice as many each time that it is kept.
-_FIRST_BURST = 4
+_FIRST_BURST = 2
 
 # What is known of a text before counts for so much of what its own calls tell.
 _CARRIED = 0.25
@@ -51,7 +55,8 @@ class _Learned:
     def begin_text(self) -> None:
         """Let what other texts taught count for little: the rows that decode now are new."""
         self.calls *= _CARRIED
-        self.patience, self.burst = _PATIENCE, _FIRST_BURST
+        self.patience = min(self.patience, _NEW_TEXT_PATIENCE)
+        self.burst = _FIRST_BURST
         self.waiting = min(self.waiting, _PATIENCE)
 
 
@@ -154,7 +159,7 @@ class TreeChooser:
         if cost is None:
             # The tree first; then the baseline once, to know what a step of the tree costs.
             measured = self.seconds(rows, tree) is not None
-            return (None if measured and own.calls else tree), min(_FIRST_BURST, most)
+            return (None if measured and own.calls else tree), min(_TIMED_STEPS, most)
         if own.gain is None:
             own.gain = max(cost, self._expected(tuned))
         if own.gain >= cost * (1 - _MARGIN):

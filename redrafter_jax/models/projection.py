@@ -1,5 +1,6 @@
 """A target's vocabulary projection, and the parts of it that drafters borrow."""
 
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,23 +51,46 @@ class Projection(nnx.Module):
         return Projection(weight, embedding=self.embedding)
 
 
-class Lender:
-    """What drafters borrow of one target's vocabulary projection, each part gathered once."""
+# Parts of a vocabulary projection, by their tokens.
+_Parts = dict[tuple[int, ...], Model[None, Projection]]
 
-    def __init__(self, target: Model[TargetConfig, Any]) -> None:
+
+class Lender:
+    """What drafters borrow of one target's vocabulary projection, each part gathered once.
+
+    Args:
+      target: the target model.
+      parts: parts that are gathered already, to which others are added.
+    """
+
+    def __init__(self, target: Model[TargetConfig, Any], parts: _Parts | None = None) -> None:
         self._target = target
-        self._parts: dict[tuple[int, ...], Model[None, Projection]] = {}
+        self._parts: _Parts = {} if parts is None else parts
 
     def projection(self, tokens: tuple[int, ...]) -> Model[None, Projection] | None:
         """The projection of these tokens; None where each device holds but a part of all."""
-        mesh = self._target.mesh
+        target = self._target
+        mesh = target.mesh
         parts = 1 if mesh is None else mesh.shape[MODEL]
-        if parts > 1 and self._target.config.vocab_size % parts == 0:
+        if parts > 1 and target.config.vocab_size % parts == 0:
             return None
         if tokens not in self._parts:
-            part = _gather(self._target, jnp.asarray(tokens, jnp.int32))
+            part = _gather(target, jnp.asarray(tokens, jnp.int32))
             self._parts[tokens] = replace(part, mesh=mesh)
         return self._parts[tokens]
+
+
+# Parts of the targets that are in use, by identity, for processes that call `generate` many times.
+_lent: dict[int, _Parts] = {}
+
+
+def lender_of(target: Model[TargetConfig, Any]) -> Lender:
+    """A lender of the target's parts, which are kept as long as the target is in use."""
+    key = id(target)
+    if key not in _lent:
+        _lent[key] = {}
+        weakref.finalize(target, _lent.pop, key)
+    return Lender(target, _lent[key])
 
 
 @jax.jit

@@ -1,5 +1,7 @@
 """What drafters borrow of a target's vocabulary projection: gathered once, never in a step."""
 
+import gc
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.models import projection
-from redrafter_jax.models.projection import Lender
+from redrafter_jax.models.projection import Lender, lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 
@@ -49,6 +51,23 @@ def test_nothing_is_gathered_where_each_device_holds_a_part() -> None:
     assert Lender(place(odd, mesh)).projection(TOKENS) is not None
 
 
+def test_what_was_gathered_is_kept_as_long_as_the_target_is_in_use() -> None:
+    target = random_target()
+    part = lender_of(target).projection(TOKENS)
+    assert lender_of(target).projection(TOKENS) is part
+    assert lender_of(replace(target)).projection(TOKENS) is not part
+    kept = len(projection._lent)
+    del target
+    gc.collect()
+    assert len(projection._lent) < kept
+
+
+@pytest.fixture
+def fresh_target(habitual_target: Target) -> Target:
+    """The target as another caller loads it: nobody has borrowed of it."""
+    return replace(habitual_target)
+
+
 @pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is gathered from now on."""
@@ -64,24 +83,24 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_stream_gathers_before_its_first_step_alone(
-    habitual_target: Target, gathered: list[Any]
+    fresh_target: Target, gathered: list[Any]
 ) -> None:
-    head = imitating_drafter(habitual_target, head="target", draft_tokens=ALL_BUT_ONE)
+    head = imitating_drafter(fresh_target, head="target", draft_tokens=ALL_BUT_ONE)
     options: dict[str, Any] = {"max_new_tokens": 20, "eos_token_ids": ()}
-    *_, last = stream(habitual_target, head, PROMPTS, tree=DRAFT, **options)
+    *_, last = stream(fresh_target, head, PROMPTS, tree=DRAFT, **options)
     assert len(gathered) == 1
-    plain = generate_autoregressive(habitual_target, PROMPTS, **options)
+    plain = generate_autoregressive(fresh_target, PROMPTS, **options)
     assert last.generation.tokens == plain.tokens
     assert max(last.generation.steps) < 19, "some drafts came true"
 
 
 def test_trees_of_one_head_share_what_they_borrow(
-    habitual_target: Target, gathered: list[Any]
+    fresh_target: Target, gathered: list[Any]
 ) -> None:
-    head = imitating_drafter(habitual_target, head="target", draft_tokens=ALL_BUT_ONE)
+    head = imitating_drafter(fresh_target, head="target", draft_tokens=ALL_BUT_ONE)
     trees = (TunedTree(1, 0.0, DRAFT, 1.5, 1.5), TunedTree(1, 1.0, TreeConfig(2, 2), 1.5, 1.5))
     engine = Engine(
-        habitual_target,
+        fresh_target,
         head,
         tree=TreeTable("here", "float32", trees),
         slots=1,
