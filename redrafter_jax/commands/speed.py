@@ -17,6 +17,8 @@ from redrafter_jax.streaming import KeptCache, Update
 
 # Updates that a median is taken of: at least, and of the baseline.
 _UPDATES, _BASELINE_UPDATES = 3, 5
+# A speed-up below it is worth advice: two measurements of one text differ by so much.
+_CLEARLY_SLOWER = 0.95
 # Decodes without drafts, whatever the drafter.
 _ROOT_ALONE = TreeTable("", "", (TunedTree(1, 0.0, None, 1.0, 1.0),))
 
@@ -39,7 +41,7 @@ def describe_cost(acceptance_length: float, cost: float, drafter: object) -> str
     """A sentence on the cost of a target call in calls of the baseline, and on the speed-up."""
     speed_up = acceptance_length / cost
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
-    if speed_up >= 1:
+    if speed_up >= _CLEARLY_SLOWER:
         return sentence
     if isinstance(drafter, PromptLookup):
         return f"{sentence}; lower --lookup-tokens, or leave it out"

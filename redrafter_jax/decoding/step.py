@@ -32,12 +32,12 @@ from redrafter_jax.types import (
 def decode_step(
     target: Target, drafter: Drafter, state: DecodeState, *, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace]:
-    """Propose a tree, verify it, keep what the target chose itself.
+    """One decode step by itself; loops are made of `verified_step`.
 
     Args:
       target: the target model.
       drafter: the drafter, checked for this target.
-      state: from `prefill` with this drafter, or the step before.
+      state: from `read_rows` with this drafter, or from the step before.
       tree: the shape of the tree; None is the root alone, as in autoregressive decoding.
     """
     state, trace, _ = verified_step(target.merge(), drafter, state, tree)
@@ -47,7 +47,17 @@ def decode_step(
 def verified_step(
     decoder: Decoder, drafter: Drafter, state: DecodeState, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace, Verified]:
-    """`decode_step` with the target's answers over the tree, for whoever reads its scores."""
+    """One decode step within a compiled program: propose, verify, finish, read the path.
+
+    Args:
+      decoder: the merged target.
+      drafter: the drafter, checked for this target.
+      state: the state that reading a prompt, or the step before, has left.
+      tree: the shape of the tree; None is the root alone.
+
+    Returns:
+      The state; what was decided; the target's scores and hidden states over the tree.
+    """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
     drafted = propose(decoder, drafter, state, noise, tree)
     verified = verify(decoder, drafted, state.cache, drafter.layers)

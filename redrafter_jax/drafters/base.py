@@ -31,7 +31,7 @@ class Drafter(ABC):
 
     `own`, its state between two calls, is what the last decided token leaves; whatever it keeps of
     earlier ones lies in its layers of the cache. So a beginning that another text left in the cache
-    serves it too: `own` is then empty, and `read` starts above 0.
+    serves it too: `own` is empty when a request's first chunk is read, which then starts above 0.
     """
 
     @property
@@ -83,12 +83,14 @@ class Drafter(ABC):
         """Take in decided tokens: of a chunk of a prompt, or of the path of a step.
 
         The only writer of its layers of the cache: what was drafted and rejected never enters them.
-        To read the same tokens again must give the same.
+        To read the same tokens again must give the same: the last chunk of a prompt may begin with
+        tokens that were read before.
 
         Args:
           target: the target, for its embedding.
           own: its state before.
-          cache: its own layers alone; entries below `decided.start` are those of the same text.
+          cache: its own layers alone; entries below `decided.start` are those of the same text. Its
+            `lengths` are `decided.start`; those that are returned are not looked at.
             An entry at position i may depend on the token at i + 1.
           decided: the tokens; a row whose `count` is 0 must keep its state.
 
@@ -110,8 +112,7 @@ class Drafter(ABC):
     ) -> TokenTree:
         """A tree of `tree.budget` nodes below each row's root; siblings carry distinct tokens.
 
-        Loops call it on what `prepare` returns, a single step on the drafter as it is. On a mesh
-        all arrays are this device's parts.
+        The engine calls it on what `prepare` returns. On a mesh all arrays are this device's parts.
 
         Args:
           target: the target, for its embedding and vocabulary projection.

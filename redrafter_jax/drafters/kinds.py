@@ -79,7 +79,7 @@ class Kind:
       title: what sentences call it.
       config: its configuration, whose `check_tree` refuses trees that the kind cannot draft.
       module: its weights, made from a configuration.
-      drafter: function from a loaded model and a tree to a drafter.
+      drafter: function from a loaded model to a drafter.
       files: how it lies in files.
       training: how it is trained.
       count_reads: function of a configuration, parameters and a tree. It returns what drafting the

@@ -68,6 +68,7 @@ class Slot:
       text: prompt and decided tokens.
       cached: how many of them are in the cache.
       source: the slot in whose cache they are; None where it is its own.
+      is_new: whether nothing of this request has been read yet.
       calls: target calls that decided tokens, the one that read the prompt included.
       freed: the larger, the later it became free.
     """
@@ -77,6 +78,7 @@ class Slot:
     text: list[int] = field(default_factory=list)
     cached: int = 0
     source: int | None = None
+    is_new: bool = True
     calls: int = 0
     freed: int = 0
 
@@ -87,12 +89,12 @@ class Slot:
 
     @property
     def decoding(self) -> bool:
-        """Whether it gains tokens."""
+        """Whether its prompt is in the cache, so that decode steps take it."""
         return self.row is not None and self.cached >= self.prompt_length
 
     @property
     def number(self) -> int:
-        """Of its request; the lower, the earlier it came."""
+        """Number of its request: the lower, the earlier it came; -1 where it is free."""
         return -1 if self.row is None else self.row.number
 
     def add(self, decided: Sequence[Token]) -> None:
@@ -163,7 +165,7 @@ def _take(
     slot = slots[taken]
     slot.row, slot.prompt_length, slot.text = row, len(prompt), list(prompt)
     slot.source = source if known and taken != source else None
-    slot.cached, slot.calls = known, 0
+    slot.cached, slot.is_new, slot.calls = known, True, 0
     return taken
 
 
@@ -215,7 +217,7 @@ def beginnings(
     Args:
       slots: all of them.
       places: by place in the pass, the slot that is read for.
-      part: slots of each part of the mesh.
+      part: number of slots on each part of the mesh.
       count: G, places of the pass.
     """
     rows, sources = np.full(count, part, np.int32), np.zeros(count, np.int32)
@@ -234,13 +236,14 @@ def next_chunk(
     Args:
       slots: all of them.
       places: by place in the pass, the slot that is read for.
-      part: slots of each part of the mesh.
+      part: number of slots on each part of the mesh.
       shape: G, places of the pass, and C, tokens of a chunk.
       idle: what the other places read.
     """
     G, C = shape
     # A row past the last one is none.
     rows, begins = np.full(G, part, np.int32), np.zeros(G, np.int32)
+    is_new = np.zeros(G, bool)
     tokens = np.zeros((G, C + 1), np.int32)
     speculates, arrays = np.ones(G, bool), [idle.arrays] * G
     for at, index in places.items():
@@ -249,13 +252,14 @@ def next_chunk(
         # The last chunk ends with the prompt, and may begin with tokens that are known.
         begin = min(slot.cached, max(slot.prompt_length - C, 0))
         fresh = slot.text[begin : begin + C + 1]
-        rows[at], begins[at] = index % part, begin
+        rows[at], begins[at], is_new[at] = index % part, begin, slot.is_new
+        slot.is_new = False
         tokens[at, : len(fresh)] = fresh
         speculates[at], arrays[at] = slot.row.request.speculate, slot.row.arrays
         slot.cached = min(begin + C, slot.prompt_length)
     requests: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
     requests = requests._replace(tokens=tokens[:, :C])
-    return Chunk._make([rows, begins, tokens[:, C], speculates, requests])
+    return Chunk._make([rows, begins, is_new, tokens[:, C], speculates, requests])
 
 
 def next_batch(

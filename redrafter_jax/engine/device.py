@@ -33,6 +33,7 @@ class Chunk(NamedTuple):
     Attributes:
       rows: row of the state at each place, B for none. Where G is B, row i or none is at place i.
       begins: position of the first token that is read.
+      is_new: whether nothing of the request has been read before.
       following: the token after the chunk, where the prompt goes on.
       speculates: whether trees are drafted for the row.
       requests: with the tokens from `begins` on alone; past the end of the prompt padding. C tokens
@@ -41,6 +42,7 @@ class Chunk(NamedTuple):
 
     rows: Int[Array, " G"]
     begins: Int[Array, " G"]
+    is_new: Bool[Array, " G"]
     following: Int[Array, " G"]
     speculates: Bool[Array, " G"]
     requests: Requests
@@ -166,7 +168,7 @@ def read_rows(
     Returns:
       The state; what the G rows gained in this one call, a token or none; which of them have ended.
     """
-    rows, begins, following, speculates, requests = chunk
+    rows, begins, is_new, following, speculates, requests = chunk
     B, C = len(state.done), requests.tokens.shape[1]
     live, lengths = rows < B, requests.lengths
     old = state if len(rows) == B else _rows_of(state, rows)
@@ -174,10 +176,13 @@ def read_rows(
     # A row that reads nothing has no token past its cache.
     ends = jnp.where(live, lengths, start)
     fresh = jnp.concatenate([requests.tokens, following[:, None]], axis=1)
+    decoder = target.merge()
+    # What the request before it left is another text's.
+    own = _choose(live & is_new, drafter.empty(decoder, len(rows)), old.own)
     read = read_chunk(
-        target.merge(),
+        decoder,
         drafter,
-        old.own,
+        own,
         old.cache._replace(lengths=start),
         fresh,
         ends,

@@ -26,6 +26,8 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
     assert describe_cost(3.0, 2.0, good_drafter) == (
         "a call takes 2.00 times as long as the baseline's; speed-up 1.50"
     )
+    # Within what two measurements of a text differ by there is no advice.
+    assert describe_cost(2.0, 2.1, good_drafter).endswith("speed-up 0.95")
     slow = "a call takes 4.00 times as long as the baseline's; speed-up 0.75; "
     assert describe_cost(3.0, 4.0, good_drafter) == slow + "try --no-drafter, or another tree"
     assert describe_cost(3.0, 4.0, PromptLookup()).endswith(

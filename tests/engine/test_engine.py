@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
+from toy_drafters import RepeatLargest
 
 from redrafter_jax import TreeConfig
 from redrafter_jax.engine import engine as engine_module
@@ -241,6 +242,19 @@ def test_a_prompt_that_begins_like_a_kept_text_reads_the_rest_alone(
     assert engine.counters.prefill_passes == 6
     assert engine.counters.reused_tokens == 33 + 5
     assert event.tokens == generated(shallow_target, [second]).tokens[0]
+
+
+def test_a_request_begins_without_what_the_drafter_kept_of_the_one_before(
+    make_engine: MakeEngine,
+) -> None:
+    drafter = RepeatLargest()
+    engine = make_engine(drafter=drafter, tree=drafter.default_tree, slots=1)
+    prompts = [20] * (2 * CHUNK), [3, 19, *[2] * CHUNK]
+    for prompt in prompts:
+        engine.submit(Request(prompt, 1, 0, stop_tokens=()))
+        while engine.busy:
+            engine.advance()
+        assert engine._state.own.tolist() == [max(prompt)]
 
 
 def test_a_beginning_is_copied_from_a_row_that_goes_on(

@@ -53,6 +53,30 @@ class RepeatLast(Drafter):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class RepeatLargest(RepeatLast):
+    """Drafts the largest token that it has read; its own state is that token."""
+
+    def read(
+        self, target: Decoder, own: Array, cache: KVCache, decided: Decided
+    ) -> tuple[Array, KVCache]:
+        real = jnp.arange(decided.tokens.shape[1]) < decided.count[:, None]
+        return jnp.maximum(own, jnp.where(real, decided.tokens, 0).max(axis=1)), cache
+
+    def propose(
+        self,
+        target: Decoder,
+        own: Array,
+        cache: KVCache,
+        view: View,
+        noise: Array,
+        tree: TreeConfig,
+    ) -> TokenTree:
+        drafted = jnp.repeat(own[:, None], tree.draft_rounds, axis=1)
+        return chain_tree(view.root, drafted, own > 0)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class BigramAttention(Drafter):
     """One layer of attention over the text: a token attends to itself, earlier, and drafts what
     followed there. The key of a position is its token, the value the token after it, one-hot."""
