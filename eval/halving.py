@@ -57,10 +57,15 @@ def find_fastest(
     """All trees that were measured: first the finalists, the fastest of them first.
 
     In the first of three rounds the entrants take a quarter of the turns. Then the faster half of
-    them stays, as many untried trees join, those most like it, and all of these take half of the
-    turns. For the third round, of three quarters of the turns, half as many stay and join. No fewer
-    stay, or join, than there are finalists. At the end the fastest trees take all turns, as the
-    finalists; when time runs out, that follows at once.
+    them stays, as many untried trees join, those most like the ones that stayed, and all of these
+    take half of the turns. For the third round, of three quarters of the turns, half as many stay
+    and join. No fewer stay, or join, than there are finalists. At the end the fastest trees take
+    all turns, as the finalists. Once 60% of the time is used, that follows at once.
+
+    Args:
+      trees: all trees that may be tried.
+      entrants: those of the first round.
+      race: how trees are measured, and for how long.
     """
     tried = {tree: Tried(tree) for tree in entrants}
     alive = list(tried.values())

@@ -110,12 +110,12 @@ def measure_load(settings: ServeLoadSettings) -> None:
 
 
 def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[float]:
-    """When requests arrive, in seconds from the start: one at least, `most` at most.
+    """Arrival times of a Poisson process, in seconds after the first, which is 0.
 
     Args:
       rate: mean requests per second.
-      seconds: the last one arrives before.
-      most: requests.
+      seconds: end of the window; all arrive before it.
+      most: largest number of requests, 1 or more.
       seed: the same one gives the same times.
     """
     gaps = np.random.default_rng(seed).exponential(1 / rate, most)

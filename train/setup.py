@@ -180,10 +180,16 @@ def check_same_run(
     longer = step == saved["steps"] < settings.steps
     free = _FREE_SETTINGS | ({"steps"} if longer or steps_may_change else set())
     changed = [name for name in stated if name not in free and saved.get(name) != stated[name]]
+
+    def tell(name: str) -> str:
+        new = stated[name]
+        nested = isinstance(new, (dict, list))
+        return f"another {name}" if nested else f"{name} {saved.get(name)} (now {new})"
+
     if changed:
         only = f"; steps may only grow, once all {saved['steps']} are taken" * ("steps" in changed)
         raise InputError(
-            f"{settings.output_dir} holds a run with other settings for {', '.join(changed)}"
+            f"{settings.output_dir} holds a run with {', '.join(map(tell, changed))}"
             f"{only}; use another output_dir or remove that one."
         )
 

@@ -94,7 +94,7 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
 
 
 def add_tree(command: argparse.ArgumentParser) -> None:
-    """Options that draft trees."""
+    """Add the options for the shape of the drafted trees, and for when none is drafted."""
     title = "how drafts are made, which changes the speed but never the text"
     text = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."
     group = command.add_argument_group(title, text)

@@ -77,9 +77,10 @@ def show_stream(
 
     Args:
       updates: the updates of a stream, which is closed in the end.
-      gap: the chat template's gap, which it writes itself when it renders the answer.
+      gap: what the chat template writes before an answer, left out here.
       screen: where the text goes.
-      stop: set by Ctrl-C, ends the text between two updates; without it Ctrl-C is raised.
+      stop: an event that ends the text after the next update; Ctrl-C sets it. Without it Ctrl-C
+        raises KeyboardInterrupt.
     """
     whole, text, update, stamps, counts = "", "", None, [], []
     decided = 0

@@ -89,7 +89,7 @@ def read_config[T](
     names = ", ".join(known)
     if not isinstance(stated, Mapping):
         problem = is_not(stated, f"a mapping of {names}")
-        raise InputError(f"{file}: {within.rstrip('.') or 'it'} {problem}.")
+        raise InputError(f"{file}: {within.rstrip('.') or 'the file'} {problem}.")
     if not foreign and (unknown := next((name for name in stated if name not in known), None)):
         raise InputError(f"{file}: {within}{unknown} is an unknown key; known keys: {names}.")
     for name, one in known.items():
@@ -154,7 +154,10 @@ def main_type(annotation: Any) -> Any:
 
 
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """What the value must be, None if it is; for numbers, bools, strings, choices and tuples."""
+    """Words for what a value must be; None where it may be what it is.
+
+    Numbers, bools, strings, choices and tuples are looked at, for the first of `kinds` alone.
+    """
     if value is None and NoneType in kinds:
         return None
     if get_origin(kinds[0]) is Literal:

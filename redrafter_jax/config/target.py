@@ -9,7 +9,7 @@ from redrafter_jax.config.limits import Count, Positive, check_fields, require
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every position divided by `factor` (arXiv 2306.15595)."""
+    """Rotary scaling that divides every position by `factor` (arXiv 2306.15595)."""
 
     factor: Positive
 

@@ -115,7 +115,11 @@ class HeadDrafter(Drafter):
         self.model.config.check_tree(tree)
 
     def prepare(self, lender: Lender) -> "HeadDrafter":
-        """With the target's projection of the tokens to draft, for a head that has none."""
+        """The drafter with the target's projection of its `draft_tokens`, where it needs that.
+
+        It stays as it is where it has a projection of its own, drafts all tokens, or lies on a mesh
+        that splits the vocabulary.
+        """
         config = self.model.config
         if config.head != "target" or config.draft_tokens is None or self.borrowed is not None:
             return self

@@ -325,9 +325,12 @@ def to_files(config: RecurrentConfig) -> dict[str, Any]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """The cell that `config.json` means: Apple's layout states whether there is one, in `rnn`.
+    """The field `cell` as `config.json` means it; nothing where it states the cell by name.
 
-    Ours states which, if it is another.
+    Apple's layout has `rnn` alone: true is the cell "simple", false is "sum". Ours adds `cell`.
+
+    Raises:
+      FieldError: `rnn` and `cell` contradict each other.
     """
     del shapes
     has_cell, cell = stated["rnn"], stated.get("cell")

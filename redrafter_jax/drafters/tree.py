@@ -97,9 +97,9 @@ def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
 
 
 def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
-    """The tree with padding nodes in place of those that are not live: nobody's match or child.
+    """The tree with a padding node, as `TokenTree` says, in place of every node that is not live.
 
-    With a node its ancestors must be live, the root always is.
+    The root must be live, and with every live node all of its ancestors.
     """
     return TokenTree(
         tokens=jnp.where(live, tree.tokens, -1),

@@ -236,6 +236,9 @@ def read_windows(
 ) -> tuple[int | None, tuple[int, ...]]:
     """The sliding window that a target's `config.json` states, and the layers that have it.
 
+    The window is in tokens, the token's own position included; layers are counted from 0. Where no
+    layer has one it is `(None, ())`.
+
     Raises:
       InputError: a field is missing or of the wrong kind, or the family has no such windows.
     """
@@ -272,7 +275,8 @@ def _stated_window(values: Mapping[str, Any], family: Family, path: Path) -> int
         return None
     if family.windowed == "all" and "sliding_window" not in values:
         raise InputError(
-            f"{path} does not state 'sliding_window', and it has no default; null is none."
+            f"{path} does not state 'sliding_window', which has no default; state the window in "
+            "tokens, or null for no window."
         )
     default = family.defaults.get("sliding_window")
     if values.get("sliding_window", default) is None:

@@ -34,9 +34,12 @@ def load_drafter(
 
 
 def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
-    """Write `config.json` and `model.safetensors`, the weights named as by the kind's authors.
+    """Write `config.json` and `model.safetensors`, with the weights' names in the authors' layout.
 
-    What the authors' layout does not know is said in `config.json`.
+    `config.json` also states what the authors' layout does not know.
+
+    Raises:
+      InputError: the files cannot be written.
     """
     kind = kind_of(drafter.config)
     save(Path(folder), drafter, _layout(kind), kind.files.fields(drafter.config))

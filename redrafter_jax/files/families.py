@@ -112,7 +112,9 @@ def target_config(
 
 
 def target_fields(config: TargetConfig) -> dict[str, Any]:
-    """What transformers would state of the target in `config.json`, for a family that it fits.
+    """The fields of `config.json` as transformers writes them for this target.
+
+    The family is the first that has all of the target's variations and no others.
 
     Raises:
       InputError: no family of transformers has all of its variations.

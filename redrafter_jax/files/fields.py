@@ -44,7 +44,10 @@ def errors_naming(place: Path | str) -> Generator[None]:
 
 @contextmanager
 def reading(path: Path, otherwise: str) -> Generator[None]:
-    """Within it, a file that cannot be read is one sentence; `otherwise` says why it is needed."""
+    """A block within which a missing or unreadable file raises `InputError`.
+
+    `otherwise` follows "is missing; " in the sentence.
+    """
     try:
         refuse_pointer(path)
         yield

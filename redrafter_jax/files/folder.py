@@ -93,9 +93,9 @@ class FolderFiles(TargetFiles):
             loaded.backend_tokenizer.encode("Hi \N{SNOWMAN}\n")
         except Exception as error:  # a class that does not fit the vocabulary may raise anything
             raise InputError(
-                f"The tokenizer of {self.name} is a {type(loaded).__name__} to transformers and "
-                f"makes no tokens of a text ({error}); mend tokenizer_class in its "
-                "tokenizer_config.json."
+                f"transformers loads the tokenizer of {self.name} as a {type(loaded).__name__}, "
+                f"which cannot tokenize a text ({' '.join(str(error).split())}); correct "
+                "tokenizer_class in its tokenizer_config.json."
             ) from None
         return loaded
 

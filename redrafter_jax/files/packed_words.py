@@ -96,11 +96,17 @@ def _layer_parts(name: str, layer: _Layer, order: StoredWeight | None) -> dict[s
         (scales, (groups, outputs), ("F16", "BF16")),
         *(((order, (inputs,), ("I32",)),) if order else ()),
     ):
-        if part.shape != shape or part.dtype not in dtypes or not divided:
+        if not divided:
+            raise InputError(
+                f"{codes.path}: {codes.name!r} is {codes.dtype} of shape {codes.shape}, for "
+                f"{inputs} inputs and {outputs} outputs; groups of {group} must divide the inputs, "
+                "and 8 the outputs. Take another folder."
+            )
+        if part.shape != shape or part.dtype not in dtypes:
             raise InputError(
                 f"{part.path}: {part.name!r} is {part.dtype} of shape {part.shape}; of {inputs} "
-                f"inputs, {outputs} outputs and groups of {group} it is {dtypes[0]} of shape "
-                f"{shape}, the inputs a multiple of the group and the outputs of 8."
+                f"inputs, {outputs} outputs and groups of {group} it must be {' or '.join(dtypes)} "
+                f"of shape {shape}. Download the file again, or take another folder."
             )
     if order and (memory_map(order, "<i4") != np.arange(inputs) // group).any():
         raise InputError(

@@ -103,7 +103,9 @@ def test_what_follows_from_the_rest_or_is_null_may_be_left_out(folder: Path) -> 
     change_json(folder / "config.json", sliding_window=None)
     assert read_config(folder) == CONFIG
     change_json(folder / "config.json", sliding_window=...)
-    with pytest.raises(InputError, match=r"does not state 'sliding_window', .* null is none\.$"):
+    with pytest.raises(
+        InputError, match=r"does not state 'sliding_window', .* or null for no window\.$"
+    ):
         read_config(folder)
     restate(folder, qk_norm=True)
     change_json(folder / "config.json", head_dim=...)

@@ -158,12 +158,12 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
         (
             "awq",
             {f"{QUERY}.scales": np.ones((2, 64), np.float32)},
-            r"scales' is F32 of shape \(2, 64\); of 64 .* it is F16 of shape \(2, 64\)",
+            r"scales' is F32 of shape \(2, 64\); of 64 .* it must be F16 or BF16 of shape \(2, 64\)",
         ),
         (
             "gptq",
             {f"{QUERY}.qweight": np.ones((7, 64), np.int32)},
-            r"is I32 of shape \(7, 64\); of 56 inputs, .* groups of 32 .* a multiple of the group",
+            r"is I32 of shape \(7, 64\), for 56 inputs .* groups of 32 must divide the inputs",
         ),
         (
             "gptq",
@@ -172,13 +172,13 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
                 ZEROS: np.ones((2, 7), np.int32),
                 f"{QUERY}.scales": np.ones((2, 60), np.float16),
             },
-            "of 64 inputs, 60 outputs .* and the outputs of 8",
+            "for 64 inputs and 60 outputs; .* and 8 the outputs",
         ),
-        ("gptq", {f"{QUERY}.qweight": np.ones(7, np.int32)}, r"is I32 of shape \(7,\); of "),
+        ("gptq", {f"{QUERY}.qweight": np.ones(7, np.int32)}, r"is I32 of shape \(7,\), for "),
         (
             "awq",
             {f"{QUERY}.qweight": np.ones((64, 8), np.int64)},
-            r"is I64 of shape \(64, 8\); .* it is I32 of",
+            r"is I64 of shape \(64, 8\); .* it must be I32 of",
         ),
         ("awq", {f"{QUERY}.weight": np.ones((64, 64), np.float16)}, "q_proj.weight' is there too"),
         ("gptq", {f"{QUERY}.weight_scale": np.ones((64, 1), np.float16)}, "_scale' is there too"),

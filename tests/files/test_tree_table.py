@@ -100,7 +100,7 @@ def entry(**changes: str) -> str:
         ("a: !!timestamp x", "is not valid YAML: 'x' is no value of 'timestamp' at line 1"),
         ("a: [!!bool q]", "is not valid YAML: 'q' is no value of 'bool' at line 1, column 5."),
         ("a: &b [1]\nc: *b", "there are aliases in it; write out what they stand for."),
-        ("[1, 2]", "draft.yaml: it is [1, 2]; it must be a mapping of device, dtype, trees."),
+        ("[1, 2]", "draft.yaml: the file is [1, 2]; it must be a mapping of device, dtype, trees."),
         ("device: a\ntrees: []", "does not state 'dtype', and it has no default."),
         ("device: 3\ndtype: b\ntrees: [1]", ": device is 3; it must be a string."),
         (

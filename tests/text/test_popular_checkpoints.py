@@ -193,5 +193,5 @@ def test_vicuna_brings_no_template_and_a_built_in_is_offered(tmp_path: Path) -> 
 def test_a_class_that_is_not_the_vocabularys_is_one_sentence(tmp_path: Path) -> None:
     one = Checkpoint("gemma3_text", "GemmaTokenizer", ("<bos>",), CHATML, {"bos_token": "<bos>"})
     folder = write_checkpoint(tmp_path, one)
-    with pytest.raises(InputError, match="is a GemmaTokenizer to transformers and makes no tokens"):
+    with pytest.raises(InputError, match="as a GemmaTokenizer, which cannot tokenize a text"):
         read_tokenizer(folder)

@@ -96,7 +96,7 @@ def test_a_late_run_ends_at_a_step_and_goes_on_with_fewer_to_the_same_bits(
     assert before["step"] == after["step"] == 20
     assert before["loss"] != after["loss"]
     # Without a clock a run's steps may not change.
-    with pytest.raises(InputError, match="other settings for steps; steps may only grow"):
+    with pytest.raises(InputError, match=r"steps 25 \(now 20\); steps may only grow"):
         train(TrainSettings.model_validate(settings(target_folder, once, steps=20)), console)
 
 
@@ -279,8 +279,11 @@ def test_medusa_heads_are_trained_tried_and_kept_as_they_are_at_that_step(
     ("changes", "sentence"),
     [
         ({"resume": "never"}, "already holds checkpoint 40"),
-        ({"steps": 20}, "settings for steps; steps may only grow, once all 40 are taken; use"),
-        ({"seed": 1}, "holds a run with other settings for seed; use another output_dir"),
+        (
+            {"steps": 20},
+            "holds a run with steps 40 (now 20); steps may only grow, once all 40 are taken; use",
+        ),
+        ({"seed": 1}, "holds a run with seed 0 (now 1); use another output_dir"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(

@@ -95,7 +95,7 @@ def _json_list(path: Path) -> Iterator[Raw]:
         raise InputError(f"{path} is not UTF-8 text at byte {error.start}.") from None
     except ValueError as error:
         raise InputError(
-            f"{path} is not valid JSON: {error}; if it holds a record a line, name it .jsonl."
+            f"{path} is not valid JSON: {error}; if it holds one record per line, name it .jsonl."
         ) from None
     if not isinstance(records, list):
         raise InputError(f"{path} holds no list of records; make it one, or name it .jsonl.")

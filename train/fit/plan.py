@@ -245,8 +245,12 @@ class Pace:
 def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
     """The plan in force in this folder; None where there is none.
 
+    Args:
+      folder: the folder of the fit.
+      asked: what the command asks for now.
+
     Raises:
-      InputError: it cannot be read, or is of another run.
+      InputError: `plan.json` holds no plan, or that of a fit with other arguments.
     """
     path = folder / "plan.json"
     if not path.exists():
