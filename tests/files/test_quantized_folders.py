@@ -158,7 +158,7 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
         (
             "awq",
             {f"{QUERY}.scales": np.ones((2, 64), np.float32)},
-            r"scales' is F32 of shape \(2, 64\); of 64 .* it must be F16 or BF16 of shape \(2, 64\)",
+            r"scales' is F32 of shape \(2, 64\); of 64 .* must be F16 or BF16 of shape \(2, 64\)",
         ),
         (
             "gptq",
