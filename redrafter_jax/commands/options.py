@@ -11,6 +11,7 @@ from redrafter_jax.commands.option_groups import config_of, given_options, optio
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import outline
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.engine.engine import bind_models
@@ -102,7 +103,7 @@ def open_decoder(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    tree = _tree_for(tree_of(arguments), batch_size, sampling.temperature)
+    tree = _tree_for(tree_of(arguments, files), batch_size, sampling.temperature)
     prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
     target, model, tree = load_models(arguments, files, tree)
     drafter, _ = bind_models(target, model, tree)
@@ -157,19 +158,25 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
     return template
 
 
-def tree_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
+def tree_of(arguments: argparse.Namespace, files: TargetFiles) -> TreeConfig | TreeTable:
     """How drafts are made: as the options say, or else as the drafter's table does.
 
+    What neither says is as the drafter has it by default.
+
     Raises:
-      InputError: an option cannot be used, or the table.
+      InputError: an option cannot be used, or the table, or the drafter's files.
     """
     given = given_options(TreeConfig, arguments)
     idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
     if idle and arguments.no_drafter:
         raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
-    tree = config_of(TreeConfig, arguments)
     if arguments.no_drafter:
-        return tree
+        return config_of(TreeConfig, arguments)
+    from redrafter_jax.files.drafter_files import find_drafter  # all kinds' modules
+
+    # Before the target's weights are read, which takes long.
+    default = outline(find_drafter(arguments.drafter, files).config).default_tree
+    tree = config_of(TreeConfig, arguments, default)
     return tree if given else find_tree_table(arguments.drafter) or tree
 
 
@@ -201,7 +208,7 @@ def _tree_for(
 
 def load_models(
     arguments: argparse.Namespace, files: TargetFiles, tree: TreeConfig | TreeTable | None
-) -> tuple[Target, LoadedHead | PromptLookup | None, TreeConfig | TreeTable | None]:
+) -> tuple[Target, LoadedHead | Drafter | None, TreeConfig | TreeTable | None]:
     """The target, its drafter and the trees, on the mesh that the options name.
 
     Args:
@@ -227,7 +234,7 @@ def load_models(
             load_drafter,  # all kinds' modules, for heads alone
         )
 
-        return target, load_drafter(arguments.drafter, dtype, mesh), tree
+        return target, load_drafter(arguments.drafter, dtype, mesh, target=target), tree
     assert isinstance(tree, TreeConfig), "tables are of drafters"
     if not tree.lookup_tokens:
         return target, None, None

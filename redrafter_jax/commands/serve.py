@@ -42,10 +42,11 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)
-    tree, config = tree_of(arguments), config_of(ServeConfig, arguments)
+    config = config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     files = open_target(arguments.target)
+    tree = tree_of(arguments, files)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
     target, drafter, tree = load_models(arguments, files, tree)
     length = context_length(arguments, target.config.position_limit)

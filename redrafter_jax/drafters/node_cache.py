@@ -130,7 +130,7 @@ def add_nodes(
 def _write(
     places: Float[Array, "B M K H"], fresh: Float[Array, "B w K H"], round: Int[Array, ""] | int
 ) -> Float[Array, "B M K H"]:
-    # A layer's attention and the next round both need the result: XLA computes it once.
+    # For a layer's attention and for the next round: small enough for XLA to write it twice.
     start = first_place(round, fresh.shape[1])
     return jax.lax.dynamic_update_slice_in_dim(places, fresh, start, axis=1)
 

@@ -25,7 +25,6 @@ from redrafter_jax.drafters.head_drafter import (
     run_blocks,
 )
 from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import Weight, linear, read_rows
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import (
@@ -76,11 +75,7 @@ class RecurrentConfig(HeadConfig):
 
     def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
-        if tree.static_tree:
-            raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank, and this is a recurrent "
-                "head, whose trees follow its beams; leave it out."
-            )
+        tree.check_beams("a recurrent head")
         super().check_tree(tree)
 
     @property
