@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
@@ -34,6 +34,9 @@ from redrafter_jax.text.chat_template import (
     user_turn,
 )
 from redrafter_jax.text.tokenizer import require_text, split_stops
+
+if TYPE_CHECKING:
+    from redrafter_jax.files.drafter_files import FoundDrafter
 
 _CONTEXT_LENGTH = 4096
 
@@ -103,9 +106,10 @@ def open_decoder(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    tree = _tree_for(tree_of(arguments, files), batch_size, sampling.temperature)
+    found, tree = find_drafting(arguments, files)
+    tree = _tree_for(tree, batch_size, sampling.temperature)
     prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
-    target, model, tree = load_models(arguments, files, tree)
+    target, model, tree = load_models(arguments, files, found, tree)
     drafter, _ = bind_models(target, model, tree)
     drafter = drafter.prepare(Lender(target))
     adaptive = adaptive_of(arguments)
@@ -158,10 +162,13 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
     return template
 
 
-def tree_of(arguments: argparse.Namespace, files: TargetFiles) -> TreeConfig | TreeTable:
-    """How drafts are made: as the options say, or else as the drafter's table does.
+def find_drafting(
+    arguments: argparse.Namespace, files: TargetFiles
+) -> tuple["FoundDrafter | None", TreeConfig | TreeTable]:
+    """The drafter that the options name, no weight read yet, and how drafts are made.
 
-    What neither says is as the drafter has it by default.
+    That is as the options say, or else as the drafter's table does; what neither says is as the
+    drafter has it by default.
 
     Raises:
       InputError: an option cannot be used, or the table, or the drafter's files.
@@ -171,13 +178,12 @@ def tree_of(arguments: argparse.Namespace, files: TargetFiles) -> TreeConfig | T
     if idle and arguments.no_drafter:
         raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
     if arguments.no_drafter:
-        return config_of(TreeConfig, arguments)
+        return None, config_of(TreeConfig, arguments)
     from redrafter_jax.files.drafter_files import find_drafter  # all kinds' modules
 
-    # Before the target's weights are read, which takes long.
-    default = outline(find_drafter(arguments.drafter, files).config).default_tree
-    tree = config_of(TreeConfig, arguments, default)
-    return tree if given else find_tree_table(arguments.drafter) or tree
+    found = find_drafter(arguments.drafter, files)
+    tree = config_of(TreeConfig, arguments, outline(found.config).default_tree)
+    return found, tree if given else find_tree_table(arguments.drafter) or tree
 
 
 def adaptive_of(arguments: argparse.Namespace) -> bool | None:
@@ -207,13 +213,17 @@ def _tree_for(
 
 
 def load_models(
-    arguments: argparse.Namespace, files: TargetFiles, tree: TreeConfig | TreeTable | None
+    arguments: argparse.Namespace,
+    files: TargetFiles,
+    found: "FoundDrafter | None",
+    tree: TreeConfig | TreeTable | None,
 ) -> tuple[Target, LoadedHead | Drafter | None, TreeConfig | TreeTable | None]:
     """The target, its drafter and the trees, on the mesh that the options name.
 
     Args:
       arguments: the command's options.
       files: the target's files.
+      found: the drafter, from `find_drafting`.
       tree: the shape of the trees, or a table of them; None for no drafter.
 
     Raises:
@@ -229,12 +239,10 @@ def load_models(
     target = files.load(dtype, mesh)
     if tree is None:
         return target, None, None
-    if not arguments.no_drafter:
-        from redrafter_jax.files.drafter_files import (
-            load_drafter,  # all kinds' modules, for heads alone
-        )
+    if found is not None:
+        from redrafter_jax.files.drafter_files import load_found  # all kinds' modules
 
-        return target, load_drafter(arguments.drafter, dtype, mesh, target=target), tree
+        return target, load_found(found, dtype, mesh, target), tree
     assert isinstance(tree, TreeConfig), "tables are of drafters"
     if not tree.lookup_tokens:
         return target, None, None

@@ -14,9 +14,9 @@ from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import (
     adaptive_of,
     context_length,
+    find_drafting,
     load_models,
     load_prompt_format,
-    tree_of,
 )
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import ServeConfig
@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> None:
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     files = open_target(arguments.target)
-    tree = tree_of(arguments, files)
+    found, tree = find_drafting(arguments, files)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
-    target, drafter, tree = load_models(arguments, files, tree)
+    target, drafter, tree = load_models(arguments, files, found, tree)
     length = context_length(arguments, target.config.position_limit)
     engine = Engine(
         target,

@@ -5,7 +5,7 @@ How the files of each kind of head are laid out is said by its record in
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -27,6 +27,22 @@ from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.files.weight_files import find_weights
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_mesh, check_target
+
+
+@overload
+def load_drafter(
+    name: str | Path,
+    dtype: DTypeLike = "bfloat16",
+    mesh: Mesh | None = None,
+    *,
+    target: None = None,
+) -> LoadedHead: ...
+
+
+@overload
+def load_drafter(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None, *, target: Target
+) -> LoadedHead | Drafter: ...
 
 
 def load_drafter(
@@ -62,8 +78,16 @@ def load_drafter(
         return own.of(target)
     if mesh is not None:
         check_mesh(mesh)
-    found = find_drafter(name)
-    assert isinstance(found, MatchedModel)
+    return load_found(find_drafter(name), dtype, mesh)
+
+
+def load_found(
+    found: "FoundDrafter", dtype: DTypeLike, mesh: Mesh | None, target: Target | None = None
+) -> LoadedHead | Drafter:
+    """The drafter that was found, with its weights; arguments and errors of `load_drafter`."""
+    if isinstance(found, FoundSelf):
+        assert target is not None, "a part of a target comes after it"
+        return found.drafter.of(target)
     if mesh is not None and isinstance(found.config, TargetConfig):
         check_target(found.config, mesh, "drafter")
     return found.load(dtype, mesh)
@@ -94,7 +118,10 @@ class FoundSelf(NamedTuple):
         return self.drafter.name
 
 
-def find_drafter(name: str | Path, target: TargetFiles | None = None) -> MatchedModel | FoundSelf:
+FoundDrafter = MatchedModel | FoundSelf
+
+
+def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDrafter:
     """A drafter as `load_drafter` finds it, no weight read yet; errors are the same.
 
     Args:

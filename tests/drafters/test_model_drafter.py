@@ -18,6 +18,7 @@ from redrafter_jax import (
     TreeConfig,
     generate,
     generate_autoregressive,
+    make_mesh,
 )
 from redrafter_jax.config import Llama3Scaling, Quantization, TargetConfig
 from redrafter_jax.decoding.step import propose
@@ -28,6 +29,7 @@ from redrafter_jax.engine.requests import Batch
 from redrafter_jax.generation import engine_of
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import place
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DecodeState, TokenTree
 
@@ -308,6 +310,17 @@ def test_what_is_quantized_already_is_not_quantized_again(target: Target) -> Non
     options: dict[str, Any] = {"max_new_tokens": 12}
     result = generate(quantized, part, PROMPTS[:2], **options)
     assert result.tokens == generate_autoregressive(quantized, PROMPTS[:2], **options).tokens
+
+
+@pytest.mark.parametrize("name", ["self:layers=1", "self:int8"])
+def test_a_part_of_a_target_on_a_mesh_drafts_as_on_one_device(target: Target, name: str) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 12, "tree": CHAIN}
+    placed = place(target, make_mesh(model=2))
+    alone, ours = (
+        generate(one, own_part(name, one), PROMPTS[:2], **options) for one in (target, placed)
+    )
+    assert ours.tokens == alone.tokens
+    assert ours.steps == alone.steps
 
 
 def test_the_first_layers_share_the_targets_weights(target: Target) -> None:
