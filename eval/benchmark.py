@@ -47,7 +47,7 @@ def baseline(target: Target) -> Method:
     return Method(target, RootOnly(), None)
 
 
-def drafting(target: Target, head: LoadedHead | None, tree: TreeConfig | None) -> Method:
+def drafting(target: Target, head: LoadedHead | Drafter | None, tree: TreeConfig | None) -> Method:
     """Decoding with these trees; without a head by prompt lookup, without a tree the baseline.
 
     Raises:

@@ -15,9 +15,9 @@ import yaml
 
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.drafters.head_drafter import check_pair
+from redrafter_jax.drafters.bind import check_pair
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import find_drafter, load_drafter
+from redrafter_jax.files.drafter_files import FoundSelf, find_drafter, load_drafter
 from redrafter_jax.files.parameters import MatchedModel
 from redrafter_jax.files.tree_table import load_tree
 from redrafter_jax.models.cache import init_cache
@@ -77,7 +77,7 @@ def compare(settings: CompareSettings) -> None:
     every = dict.fromkeys(way for own in ways for way in own.values())
     # A head without a tree drafts nothing, and is not read.
     drafted = [(way.drafter, way.tree) for way in every if way.drafter and way.tree]
-    models = {name: find_drafter(name) for name in dict(drafted)}
+    models = {name: find_drafter(name, found.files) for name in dict(drafted)}
     for name, tree in drafted:
         check_pair(found.files.config, models[name].config, tree)
     if is_first():
@@ -181,7 +181,7 @@ def _identify(
     target: str,
     asked: EncodedPrompts,
     ways: Sequence[Mapping[str, Way]],
-    models: Mapping[str, MatchedModel],
+    models: Mapping[str, MatchedModel | FoundSelf],
 ) -> dict[str, Any]:
     """All that measurements depend on: digests of prompts and models, settings, the machine.
 
@@ -219,7 +219,7 @@ def _load_methods(
       InputError: trees are deeper than the target has positions.
     """
     row_bytes = embedding_bytes(target, rows)
-    load_once = cache(partial(load_drafter, dtype=dtype, mesh=target.mesh))
+    load_once = cache(partial(load_drafter, dtype=dtype, mesh=target.mesh, target=target))
     methods, weights = {}, {}
     for way in ways:
         head = load_once(way.drafter) if way.drafter and way.tree else None

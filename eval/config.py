@@ -46,7 +46,7 @@ class TargetSettings(Settings):
 
 
 class PairSettings(TargetSettings):
-    """A target, and `drafter`, the folder or hub id of a drafter trained for it."""
+    """A target, and its `drafter` as `redrafter_jax.load_drafter` takes it."""
 
     drafter: str
 
@@ -94,7 +94,8 @@ class DraftingSettings(Settings):
     """A way of drafting, or one for each tree of a grid.
 
     Attributes:
-      drafter: folder or hub id; None for prompt lookup alone, of `tree.lookup_tokens`.
+      drafter: as `redrafter_jax.load_drafter` takes it; None for prompt lookup alone, of
+        `tree.lookup_tokens`.
       tree: how trees are drafted, every field a value or a list of them; "auto" takes the tree of
         the drafter's table, see `eval tune`.
     """

@@ -15,8 +15,9 @@ from rich.table import Table
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.read import chunk_length, read_chunk
-from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.bind import check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine.requests import check_batch, slots_for
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_drafter, load_drafter
@@ -76,7 +77,8 @@ def check_parity(settings: ParitySettings) -> None:
     Raises:
       InputError: a file or a prompt cannot be used.
     """
-    found, drafter_config = find_target(settings), find_drafter(settings.drafter).config
+    found = find_target(settings)
+    drafter_config = find_drafter(settings.drafter, found.files).config
     questions: dict[str, Questions] = {}
     for name, case in settings.cases.items():
         with _case(name):
@@ -87,7 +89,7 @@ def check_parity(settings: ParitySettings) -> None:
     measures: list[dict[str, Any]] = []
     for dtype in settings.dtypes:
         target = found.files.load(dtype, found.mesh)
-        drafter = load_drafter(settings.drafter, dtype, found.mesh)
+        drafter = load_drafter(settings.drafter, dtype, found.mesh, target=target)
         tolerance = getattr(settings.tolerance, dtype)
         asked: dict[str, EncodedPrompts] = {}
         work: list[tuple[str, Batch]] = []
@@ -131,7 +133,7 @@ def _case(name: str) -> Generator[None]:
 
 
 def compare_batch(
-    target: Target, drafter: LoadedHead, tree: TreeConfig, batch: Batch, tolerance: float
+    target: Target, drafter: LoadedHead | Drafter, tree: TreeConfig, batch: Batch, tolerance: float
 ) -> ComparedBatch:
     """Decode a batch both ways; where texts differ, read them up to there to see why."""
     methods = baseline(target), drafting(target, drafter, tree)

@@ -19,9 +19,9 @@ from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import as_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
-from redrafter_jax.drafters.kinds import kind_of
+from redrafter_jax.drafters.bind import as_drafter, check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.kinds import find_weighted
 from redrafter_jax.engine.device import Gains, decode_rows
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.projection import Lender
@@ -153,22 +153,28 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
     return bytes_of(target) - bytes_of(target.params["embed_tokens"]) + nodes * row_bytes
 
 
-def draft_bytes(target: Target, drafter: LoadedHead, tree: TreeConfig, row_bytes: int) -> int:
+def draft_bytes(
+    target: Target, drafter: LoadedHead | Drafter, tree: TreeConfig, row_bytes: int
+) -> int:
     """Bytes that drafting one tree for every row reads on one device.
 
     How often weights are read is said by the drafter's kind. Of the target's vocabulary projection
     the columns of the tokens that can be drafted are read.
     """
-    config, kind = drafter.config, kind_of(drafter.config)
-    assert kind is not None, f"{type(config).__name__} is no drafter's configuration"
-    reads = kind.count_reads(config, drafter.params, tree)
+    bound = as_drafter(drafter)
+    [model] = bound.models
+    config, record = model.config, find_weighted(model.config)
+    assert record is not None, f"{type(config).__name__} is no drafter's configuration"
+    reads = record.count_reads(config, model.params, tree)
     read = sum(times * bytes_of(part) for part, times in reads.weights)
+    if bound.cache is not None:
+        read += bytes_of(reads.reading)
     read += reads.embeddings * row_bytes
     if reads.projections:
         tied = target.config.tie_word_embeddings
         table = target.params["embed_tokens" if tied else "lm_head"]
         bits = sum(leaf.size * item_bits(leaf) for leaf in jax.tree.leaves(table))
-        parts = 1 if drafter.mesh is None else drafter.mesh.shape[MODEL]
+        parts = 1 if model.mesh is None else model.mesh.shape[MODEL]
         V, tokens = config.vocab_size, config.draft_vocab_size
         # On a mesh each device reads its part of all tokens' weights, however few are drafted.
         tokens = tokens if parts == 1 or V % parts else V // parts

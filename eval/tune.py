@@ -18,7 +18,9 @@ from rich.table import Table
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead, check_pair
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import check_pair
+from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_drafter, load_drafter
 from redrafter_jax.files.locate import TREE_TABLE
@@ -78,13 +80,14 @@ def tune(settings: TuneSettings) -> None:
     trees = build_all(settings.trees)
     output = _output(settings)
     batch_sizes = _batch_sizes(settings)
-    found, drafter_config = find_target(settings), find_drafter(settings.drafter).config
+    found = find_target(settings)
+    drafter_config = find_drafter(settings.drafter, found.files).config
     for tree in trees:
         check_pair(found.files.config, drafter_config, tree)
     questions = read_questions(found, settings, None)
     make_folder(settings.report_dir, "report_dir")
     target = found.files.load(settings.dtype)
-    drafter = load_drafter(settings.drafter, settings.dtype)
+    drafter = load_drafter(settings.drafter, settings.dtype, target=target)
     cells = list(product(batch_sizes, settings.samplings))
     rows, entries, left_out = [], [], []
     entrants = pick_diverse(trees, settings.entrants)
@@ -129,7 +132,7 @@ def tune(settings: TuneSettings) -> None:
         entries.append(entry)
     write_tree_table(output, TreeTable(describe_device(), settings.dtype, tuple(entries)))
     path = settings.report_dir / "tune.json"
-    shapes = {"target": asdict(target.config), "drafter": asdict(drafter.config)}
+    shapes = {"target": asdict(target.config), "drafter": asdict(drafter_config)}
     write_report(path, {"rows": rows, **shapes}, settings, DEFINITIONS)
     notes = [f"No time was left for: {'; '.join(left_out)}."] if left_out else []
     show(path, _table(rows), _LEGEND, *notes, f"The trees: {output}")
@@ -141,7 +144,7 @@ class _Pair:
     def __init__(
         self,
         target: Target,
-        drafter: LoadedHead,
+        drafter: LoadedHead | Drafter,
         batches: Sequence[Batch],
         settings: TuneSettings,
         name: str,

@@ -78,16 +78,17 @@ def generate(
 
     Args:
       target: from `load_target`.
-      drafter: from `load_drafter`, trained for this target; or `PromptLookup()`, which needs no
-        training; or None for autoregressive decoding.
+      drafter: from `load_drafter`: a head trained for this target, a smaller model with its
+        vocabulary, or a part of the target itself; or `PromptLookup()`; or None for autoregressive
+        decoding.
       prompts: token ids: a list of lists or of arrays, ragged; an array [B T]; or what a tokenizer
         of transformers returns without padding, such as `apply_chat_template(turns)`. With a
         tokenizer also a conversation, a list of turns such as `{"role": "user", "content":
         "Hi"}`, a text to continue, or a list of such.
       max_new_tokens: limit on new tokens, one for all rows or one per row.
       tree: the shape of the drafted trees, or the tuner's table of the fastest ones, from
-        `load_tree_table`; None is the
-        drafter's default, `TreeConfig()` for a head.
+        `load_tree_table`; None is the drafter's default: `TreeConfig()` for a head, a chain for
+        a model.
       adaptive: whether plain decoding takes over while a tree gains less than it costs; None is
         True unless `tree` is one `TreeConfig`.
       sampling: how tokens are chosen, one for all rows or one per row; None is greedy.

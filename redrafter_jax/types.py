@@ -221,11 +221,14 @@ class DraftReads(NamedTuple):
       weights: parts of the drafter's parameters, each with the number of times that it is read.
       projections: times that the target's vocabulary projection of the tokens to draft is read.
       embeddings: rows of the target's embedding that are read for each row of the batch.
+      reading: parts of the drafter's parameters that are read once more for what was decided, by a
+        drafter with layers of its own in the cache.
     """
 
     weights: list[tuple[Any, int]]
     projections: int
     embeddings: int
+    reading: Any = ()
 
 
 class DecodeState(NamedTuple):

@@ -13,7 +13,7 @@ from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.kinds import TRAINING
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.files.drafter_files import find_head
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -65,7 +65,7 @@ def _load_initial(
     rounds: int,
     chosen: tuple[int, ...] | None,
 ) -> LoadedHead:
-    drafter = load_drafter(folder, "float32")
+    drafter: LoadedHead = find_head(folder).load("float32")
     tokens = drafter.config.draft_tokens
     count = len(tokens or ()) or None
     asked = settings.draft_vocab_size

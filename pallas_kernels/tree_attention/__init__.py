@@ -14,28 +14,31 @@ from pallas_kernels.tree_attention.reference import reference
 
 
 def tree_attention(
-    q: Float[Array, "B N Q H"],
+    q: Float[Array, "B T Q H"],
     k_cache: Float[Array, "B K S H"],
     v_cache: Float[Array, "B K S H"],
     lengths: Int[Array, " B"],
     k_tree: Float[Array, "B N K H"],
     v_tree: Float[Array, "B N K H"],
-    mask: Bool[Array, "B N N"],
+    mask: Bool[Array, "B T N"],
     *,
     scale: float,
     window: int | None = None,
     implementation: Implementation | None = None,
-) -> Float[Array, "B N Q H"]:
-    """Softmax attention of N tree nodes, each over the cached tokens and its ancestors.
+) -> Float[Array, "B T Q H"]:
+    """Softmax attention of tree nodes, each over the cached tokens and its ancestors.
+
+    The T nodes that attend are all N of a tree, or the newest of one that grows.
 
     Args:
-      q: queries of the nodes.
+      q: queries of the nodes that attend.
       k_cache: keys of decided tokens; slots at and past `lengths` may hold anything, NaN included.
       v_cache: values of decided tokens, likewise.
       lengths: cached tokens per row, 0 allowed, at most S.
-      k_tree: keys of the nodes themselves.
-      v_tree: values of the nodes themselves.
-      mask: mask[b, i, j] is True where node i sees node j; the diagonal is True.
+      k_tree: keys of all nodes of the tree, a parent before its children.
+      v_tree: values of all nodes, likewise.
+      mask: mask[b, i, j] is True where query i sees node j: it itself is one, others its ancestors.
+        A node that no query sees may hold any number, but not NaN or infinity.
       scale: factor on the scores before the softmax.
       window: positions that a node sees, its own included; None for all before it. A node stands
         as many positions after the cached tokens as it sees other nodes.
@@ -55,7 +58,7 @@ def tree_attention(
     if window is not None and window < 1:
         raise ValueError(f"tree_attention: window is {window}, but a node sees at least itself.")
     # No position lies further back: what follows is the program without a window.
-    if window is not None and window >= k_cache.shape[2] + q.shape[1]:
+    if window is not None and window >= k_cache.shape[2] + k_tree.shape[1]:
         window = None
 
     def kernel() -> Callable[..., Array]:
@@ -78,24 +81,27 @@ def tree_attention(
 
 
 def _check_shapes(q: Array, k_cache: Array, *others: Array) -> None:
-    for name, array in {"q": q, "k_cache": k_cache}.items():
+    names = "k_cache", "v_cache", "lengths", "k_tree", "v_tree", "mask"
+    given = dict(zip(names, (k_cache, *others), strict=True))
+    for name, array in {"q": q, "k_cache": k_cache, "k_tree": given["k_tree"]}.items():
         if array.ndim != 4:
             raise ValueError(f"tree_attention: {name} has shape {array.shape}, not 4 axes.")
-    B, N, Q, H = q.shape
+    B, T, Q, H = q.shape
     K, S = k_cache.shape[1:3]
+    N = given["k_tree"].shape[1]
     expected = {
         "k_cache": (B, K, S, H),
         "v_cache": (B, K, S, H),
         "lengths": (B,),
         "k_tree": (B, N, K, H),
         "v_tree": (B, N, K, H),
-        "mask": (B, N, N),
+        "mask": (B, T, N),
     }
-    for (name, shape), array in zip(expected.items(), (k_cache, *others), strict=True):
-        if array.shape != shape:
+    for name, shape in expected.items():
+        if given[name].shape != shape:
             raise ValueError(
-                f"tree_attention: {name} has shape {array.shape}, but q {q.shape} and k_cache "
-                f"{k_cache.shape} ask for {shape}."
+                f"tree_attention: {name} has shape {given[name].shape}, but q {q.shape}, k_cache "
+                f"{k_cache.shape} and {N} nodes in k_tree ask for {shape}."
             )
     if Q % K:
         raise ValueError(f"tree_attention: {K} key heads do not divide {Q} query heads.")

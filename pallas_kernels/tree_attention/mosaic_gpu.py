@@ -3,7 +3,7 @@
 Decoding is bound by reading the cache, so the cache is cut into splits until every core of the
 card has one, and one program reads the keys and values of its split once for up to three tiles of
 64 query rows; more tiles are more programs, started together so that they share the reads of the
-second-level cache. A row is one node and one of the G query heads of a key head.
+second-level cache. A row is one node that attends and one of the G query heads of a key head.
 
 Each program runs one warpgroup that copies blocks of keys and values into a ring of shared memory,
 and two or three that compute: one for each tile, or for a single tile two that take every other
@@ -32,46 +32,46 @@ _ROWS = plgpu.Layout.WGMMA.reduce(1)  # one value per row of a tile
 
 
 def mosaic_gpu(
-    q: Float[Array, "B N Q H"],
+    q: Float[Array, "B T Q H"],
     k_cache: Float[Array, "B K S H"],
     v_cache: Float[Array, "B K S H"],
     lengths: Int[Array, " B"],
     k_tree: Float[Array, "B N K H"],
     v_tree: Float[Array, "B N K H"],
-    mask: Bool[Array, "B N N"],
+    mask: Bool[Array, "B T N"],
     *,
     scale: float,
     cores: int = CORES,
     interpret: bool = False,
-) -> Float[Array, "B N Q H"]:
+) -> Float[Array, "B T Q H"]:
     """See `pallas_kernels.tree_attention.tree_attention`; what it takes is in `why_unsupported`.
 
     `cores` is the card's number of them; `interpret` runs on the CPU and detects races.
     """
-    B, N, Q, H = q.shape
+    B, T, Q, H = q.shape
     K, S = k_cache.shape[1:3]
-    G = Q // K
-    plan = make_plan(B, N, Q, K, S, H, cores)
+    N, G = k_tree.shape[1], Q // K
+    plan = make_plan(B, T, N, Q, K, S, H, cores)
 
     # Copies come in eights and fill with zeros what lies past the end of an array.
-    rows = q.reshape(B, N, K, G, H).transpose(0, 2, 1, 3, 4).reshape(B, K, N * G, H)
-    rows = _pad_to(rows, 2, pl.cdiv(N * G, 8) * 8)
+    rows = q.reshape(B, T, K, G, H).transpose(0, 2, 1, 3, 4).reshape(B, K, T * G, H)
+    rows = _pad_to(rows, 2, pl.cdiv(T * G, 8) * 8)
     k_tree, v_tree = (_pad_to(tree, 1, pl.cdiv(N, 8) * 8) for tree in (k_tree, v_tree))
     words = jnp.repeat(mask_words(mask), G, axis=1).transpose(0, 2, 1)
     words = _pad_to(words, 2, plan.groups * plan.tiles * TILE)
 
     kernel = _make_kernel(plan, rows.shape, S, q.dtype, scale, interpret)
     partial = kernel(lengths.astype(jnp.int32), rows, k_cache, v_cache, k_tree, v_tree, words)
-    merged = merge(*(array[:, :, :, : N * G] for array in partial))
-    merged = merged.reshape(B, K, N, G, H).transpose(0, 2, 1, 3, 4)
-    return merged.reshape(B, N, Q, H).astype(q.dtype)
+    merged = merge(*(array[:, :, :, : T * G] for array in partial))
+    merged = merged.reshape(B, K, T, G, H).transpose(0, 2, 1, 3, 4)
+    return merged.reshape(B, T, Q, H).astype(q.dtype)
 
 
-def mask_words(mask: Bool[Array, "B N N"]) -> Int[Array, "B N words"]:
+def mask_words(mask: Bool[Array, "B T N"]) -> Int[Array, "B T words"]:
     """Bit j % 32 of word j // 32 is mask[..., j]; whole blocks of nodes."""
-    B, N, _ = mask.shape
+    B, T, N = mask.shape
     words = pl.cdiv(N, BLOCK) * (BLOCK // WORD)
-    bits = _pad_to(mask, 2, words * WORD).reshape(B, N, words, WORD)
+    bits = _pad_to(mask, 2, words * WORD).reshape(B, T, words, WORD)
     values = jnp.where(bits, jnp.uint32(1) << jnp.arange(WORD, dtype=jnp.uint32), 0)
     return lax.bitcast_convert_type(values.sum(-1, dtype=jnp.uint32), jnp.int32)
 

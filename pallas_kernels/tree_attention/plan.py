@@ -55,9 +55,12 @@ def why_unsupported(
     return None
 
 
-def make_plan(B: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Plan:
-    """The fewest reads of the cache, then as many splits as keep every core evenly busy."""
-    rows = N * Q // K
+def make_plan(B: int, T: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Plan:
+    """The fewest reads of the cache, then as many splits as keep every core evenly busy.
+
+    T of the N nodes attend.
+    """
+    rows = T * Q // K
     row_tiles = _ceil_div(rows, TILE)
     groups = _ceil_div(row_tiles, MAX_TILES)
     tiles = _ceil_div(row_tiles, groups)

@@ -20,32 +20,35 @@ class _Attended(NamedTuple):
 
 
 def reference(
-    q: Float[Array, "B N Q H"],
+    q: Float[Array, "B T Q H"],
     k_cache: Float[Array, "B K S H"],
     v_cache: Float[Array, "B K S H"],
     lengths: Int[Array, " B"],
     k_tree: Float[Array, "B N K H"],
     v_tree: Float[Array, "B N K H"],
-    mask: Bool[Array, "B N N"],
+    mask: Bool[Array, "B T N"],
     *,
     scale: float,
     window: int | None = None,
-) -> Float[Array, "B N Q H"]:
+) -> Float[Array, "B T Q H"]:
     """See `pallas_kernels.tree_attention.tree_attention`.
 
     The tree comes first, then the cache block by block, from the first slot that any row sees to
     the end of the longest row: the cost follows the texts, not the room that they have.
     """
-    B, N, Q, H = q.shape
+    B, T, Q, H = q.shape
     K = k_cache.shape[1]
-    depth = mask.sum(axis=-1) - 1
+    # A node is the deeper the more of the nodes that a query sees come before it.
+    depths = jnp.cumsum(mask, axis=-1) - 1
+    depth = depths[..., -1]
 
-    def head_major(x: Array, heads: int) -> Float[Array, "B K M H"]:
+    def head_major(x: Float[Array, "B nodes heads H"]) -> Float[Array, "B K M H"]:
         """Rows of one key head together: its G query heads for every node, or its nodes."""
-        x = x.reshape(B, N, K, heads // K, H).transpose(0, 2, 3, 1, 4)
-        return x.reshape(B, K, heads // K * N, H)
+        nodes, heads = x.shape[1:3]
+        x = x.reshape(B, nodes, K, heads // K, H).transpose(0, 2, 3, 1, 4)
+        return x.reshape(B, K, heads // K * nodes, H)
 
-    rows = head_major(q, Q)
+    rows = head_major(q)
 
     def attend(
         before: _Attended,
@@ -75,11 +78,11 @@ def reference(
         return attend(before, _block(k_cache, index), values, visible)
 
     if window is not None:
-        mask = mask & (depth[:, :, None] - depth[:, None, :] < window)
-    # The diagonal of the mask makes the maximum finite.
+        mask = mask & (depth[..., None] - depths < window)
+    # Every query sees a node, which makes the maximum finite.
     column = jnp.zeros((*rows.shape[:3], 1), jnp.float32)
     nothing = _Attended(column - jnp.inf, column, jnp.zeros(rows.shape, jnp.float32))
-    attended = attend(nothing, head_major(k_tree, K), head_major(v_tree, K), mask)
+    attended = attend(nothing, head_major(k_tree), head_major(v_tree), mask)
     first = jnp.int32(0)
     if window is not None:
         # A row without a text sees no block at all.
@@ -87,8 +90,8 @@ def reference(
         first = jnp.maximum(shortest - window + 1, 0) // BLOCK
     end = (jnp.max(lengths) + BLOCK - 1) // BLOCK
     attended = jax.lax.fori_loop(first, end, attend_block, attended)
-    result = (attended.weighted / attended.total).reshape(B, K, Q // K, N, H)
-    return result.transpose(0, 3, 1, 2, 4).reshape(B, N, Q, H).astype(q.dtype)
+    result = (attended.weighted / attended.total).reshape(B, K, Q // K, T, H)
+    return result.transpose(0, 3, 1, 2, 4).reshape(B, T, Q, H).astype(q.dtype)
 
 
 def _block(cached: Float[Array, "B K S H"], index: Int[Array, ""] | int) -> Float[Array, "B K M H"]:

@@ -5,7 +5,7 @@ Options of decoding are the fields of the library's configurations: types, defau
 
 import argparse
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 from redrafter_jax.config import Dtype, SamplingConfig, ServeConfig, TreeConfig
@@ -21,7 +21,12 @@ def add_models(command: argparse.ArgumentParser) -> None:
         "`redrafter fetch` downloads, and --no-drafter unless --drafter is given",
     )
     drafters = command.add_mutually_exclusive_group()
-    drafters.add_argument("--drafter", help="folder or hub id of a drafter trained for it")
+    drafters.add_argument(
+        "--drafter",
+        help="folder or hub id of a drafter trained for it; folder, GGUF file or hub id of a "
+        "smaller model with its vocabulary; or of the target itself self:int4, a quantized copy "
+        "(int8 and fp8 too), or self:layers=N, its first layers",
+    )
     drafters.add_argument(
         "--no-drafter",
         action="store_true",
@@ -159,14 +164,15 @@ def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def config_of[Config: (TreeConfig, SamplingConfig, ServeConfig)](
-    config: type[Config], arguments: argparse.Namespace
+    config: type[Config], arguments: argparse.Namespace, default: Config | None = None
 ) -> Config:
-    """The configuration that the options of its fields give.
+    """The configuration that the options of its fields give, beside a default one.
 
     Raises:
       InputError: a value is outside its limits; the sentence begins with its option.
     """
+    given = given_options(config, arguments)
     try:
-        return config(**given_options(config, arguments))
+        return config(**given) if default is None else replace(default, **given)
     except FieldError as error:
         raise InputError(f"{option_of(error.field)} {error.problem}") from None

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
@@ -11,6 +11,7 @@ from redrafter_jax.commands.option_groups import config_of, given_options, optio
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import outline
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.engine.engine import bind_models
@@ -32,6 +33,9 @@ from redrafter_jax.text.chat_template import (
     user_turn,
 )
 from redrafter_jax.text.tokenizer import require_text, split_stops
+
+if TYPE_CHECKING:
+    from redrafter_jax.files.drafter_files import FoundDrafter
 
 _CONTEXT_LENGTH = 4096
 
@@ -101,9 +105,10 @@ def open_decoder(
       InputError: a value, a file or a folder cannot be used, or they do not go together.
     """
     sampling = config_of(SamplingConfig, arguments)
-    tree = _tree_for(tree_of(arguments), batch_size, sampling.temperature)
+    found, tree = find_drafting(arguments, files)
+    tree = _tree_for(tree, batch_size, sampling.temperature)
     prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
-    target, model, tree = load_models(arguments, files, tree)
+    target, model, tree = load_models(arguments, files, found, tree)
     drafter, _ = bind_models(target, model, tree)
     adaptive = adaptive_of(arguments)
     return TextDecoder(target, drafter, tree, adaptive, sampling, prompt_format)
@@ -155,20 +160,28 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
     return template
 
 
-def tree_of(arguments: argparse.Namespace) -> TreeConfig | TreeTable:
-    """How drafts are made: as the options say, or else as the drafter's table does.
+def find_drafting(
+    arguments: argparse.Namespace, files: TargetFiles
+) -> tuple["FoundDrafter | None", TreeConfig | TreeTable]:
+    """The drafter that the options name, no weight read yet, and how drafts are made.
+
+    That is as the options say, or else as the drafter's table does; what neither says is as the
+    drafter has it by default.
 
     Raises:
-      InputError: an option cannot be used, or the table.
+      InputError: an option cannot be used, or the table, or the drafter's files.
     """
     given = given_options(TreeConfig, arguments)
     idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
     if idle and arguments.no_drafter:
         raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
-    tree = config_of(TreeConfig, arguments)
     if arguments.no_drafter:
-        return tree
-    return tree if given else find_tree_table(arguments.drafter) or tree
+        return None, config_of(TreeConfig, arguments)
+    from redrafter_jax.files.drafter_files import find_drafter  # all kinds' modules
+
+    found = find_drafter(arguments.drafter, files)
+    tree = config_of(TreeConfig, arguments, outline(found.config).default_tree)
+    return found, tree if given else find_tree_table(arguments.drafter) or tree
 
 
 def adaptive_of(arguments: argparse.Namespace) -> bool | None:
@@ -198,13 +211,17 @@ def _tree_for(
 
 
 def load_models(
-    arguments: argparse.Namespace, files: TargetFiles, tree: TreeConfig | TreeTable | None
-) -> tuple[Target, LoadedHead | PromptLookup | None, TreeConfig | TreeTable | None]:
+    arguments: argparse.Namespace,
+    files: TargetFiles,
+    found: "FoundDrafter | None",
+    tree: TreeConfig | TreeTable | None,
+) -> tuple[Target, LoadedHead | Drafter | None, TreeConfig | TreeTable | None]:
     """The target, its drafter and the trees, on the mesh that the options name.
 
     Args:
       arguments: the command's options.
       files: the target's files.
+      found: the drafter, from `find_drafting`.
       tree: the shape of the trees, or a table of them; None for no drafter.
 
     Raises:
@@ -220,12 +237,10 @@ def load_models(
     target = files.load(dtype, mesh)
     if tree is None:
         return target, None, None
-    if not arguments.no_drafter:
-        from redrafter_jax.files.drafter_files import (
-            load_drafter,  # all kinds' modules, for heads alone
-        )
+    if found is not None:
+        from redrafter_jax.files.drafter_files import load_found  # all kinds' modules
 
-        return target, load_drafter(arguments.drafter, dtype, mesh), tree
+        return target, load_found(found, dtype, mesh, target), tree
     assert isinstance(tree, TreeConfig), "tables are of drafters"
     if not tree.lookup_tokens:
         return target, None, None

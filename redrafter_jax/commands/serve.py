@@ -14,9 +14,9 @@ from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import (
     adaptive_of,
     context_length,
+    find_drafting,
     load_models,
     load_prompt_format,
-    tree_of,
 )
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import ServeConfig
@@ -42,12 +42,13 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)
-    tree, config = tree_of(arguments), config_of(ServeConfig, arguments)
+    config = config_of(ServeConfig, arguments)
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     files = open_target(arguments.target)
+    found, tree = find_drafting(arguments, files)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
-    target, drafter, tree = load_models(arguments, files, tree)
+    target, drafter, tree = load_models(arguments, files, found, tree)
     length = context_length(arguments, target.config.position_limit)
     engine = Engine(
         target,

@@ -6,7 +6,6 @@ from typing import Literal
 
 from redrafter_jax.config.drafting import TreeConfig
 from redrafter_jax.config.limits import Count, check_fields, out_of_order, require
-from redrafter_jax.errors import InputError
 
 Head = Literal["own", "target", "low_rank"]
 
@@ -46,19 +45,7 @@ class HeadConfig:
 
     def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees that take more tokens than can be drafted; kinds refuse others too."""
-        for name in ("beam_width", "candidates"):
-            asked = getattr(tree, name) or 0
-            if asked > self.draft_vocab_size:
-                raise InputError(
-                    f"TreeConfig.{name} is {asked}, more than the {self.draft_vocab_size} tokens "
-                    "that the drafter can draft."
-                )
-        if tree.rerank and tree.extensions > self.draft_vocab_size:
-            raise InputError(
-                f"TreeConfig.num_nodes is {tree.budget}; with rerank it may be at most "
-                f"{self.draft_vocab_size + 1 + tree.lookup_tokens}, for the drafter can draft "
-                f"{self.draft_vocab_size} tokens."
-            )
+        tree.check_tokens(self.draft_vocab_size)
 
     @property
     def draft_vocab_size(self) -> int:

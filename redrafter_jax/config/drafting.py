@@ -92,6 +92,29 @@ class TreeConfig:
                 f"draft_rounds={self.draft_rounds} of them at most.",
             )
 
+    def check_tokens(self, drafted: int) -> None:
+        """Refuse a tree that takes more tokens than the U that can be drafted."""
+        for name in ("beam_width", "candidates"):
+            asked = getattr(self, name) or 0
+            if asked > drafted:
+                raise InputError(
+                    f"TreeConfig.{name} is {asked}, more than the {drafted} tokens that the "
+                    "drafter can draft."
+                )
+        if self.rerank and self.extensions > drafted:
+            raise InputError(
+                f"TreeConfig.num_nodes is {self.budget}; with rerank it may be at most "
+                f"{drafted + 1 + self.lookup_tokens}, for the drafter can draft {drafted} tokens."
+            )
+
+    def check_beams(self, drafter: str) -> None:
+        """Refuse a tree of ranks; the sentence calls the drafter so, which drafts in beams."""
+        if self.static_tree:
+            raise InputError(
+                "TreeConfig.static_tree is for heads that draft by rank, and this is "
+                f"{drafter}, whose trees follow its beams; leave it out."
+            )
+
     @property
     def max_nodes(self) -> int:
         """Nodes of the whole beam trace, or of the paths given; of the root and prompt lookup."""

@@ -13,7 +13,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.lookup import look_up
 from redrafter_jax.drafters.merge import merge_trees
 from redrafter_jax.drafters.tree import pad_nodes, root_tree
-from redrafter_jax.models.cache import commit, join_layers, split_layers
+from redrafter_jax.models.cache import commit, first_layers, join_layers, split_layers
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.sampling import draw_noise
@@ -81,11 +81,10 @@ def propose(
     if tree is None:
         return root_tree(state.root)
     view = View(state.tokens, state.cache.lengths, state.root, state.sampling)
-    _, own_layers = split_layers(state.cache, decoder.config)
+    target_layers, own_layers = split_layers(state.cache, decoder.config)
+    cache = join_layers(first_layers(target_layers, drafter.target_layers), own_layers)
     asked = tree.without_lookup
-    drafted = drafter.propose(
-        decoder, state.own, own_layers, view, noise[:, : asked.max_path], asked
-    )
+    drafted = drafter.propose(decoder, state.own, cache, view, noise[:, : asked.max_path], asked)
     if tree.lookup_tokens:
         # The drafter may propose the first tokens too; a longer chain still adds C nodes.
         looked_up = look_up(view, tree.draft_rounds + tree.lookup_tokens)

@@ -50,6 +50,11 @@ class Drafter(ABC):
         return None
 
     @property
+    def target_layers(self) -> int:
+        """How many of the target's first layers it attends to in the cache."""
+        return 0
+
+    @property
     def models(self) -> tuple[Model[Any, Any], ...]:
         """The models whose parameters it holds."""
         return ()
@@ -117,7 +122,8 @@ class Drafter(ABC):
         Args:
           target: the target, for its embedding and vocabulary projection.
           own: its state, from `read`.
-          cache: its own layers alone, with an entry for each decided token but the root.
+          cache: the `target_layers` and behind them its own, with an entry for each decided token
+            but the root.
           view: the rows.
           noise: noise of the P positions after the root, which the target will choose with.
           tree: the shape of the tree, static, without tokens of prompt lookup; P is its `max_path`.

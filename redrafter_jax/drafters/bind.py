@@ -3,8 +3,8 @@
 import jax
 from flax import nnx
 
-from redrafter_jax.config import HeadConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
+from redrafter_jax.drafters.base import Drafter, RootOnly, check_drafting
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
@@ -21,8 +21,8 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
     """The drafter that decoding takes.
 
     Args:
-      drafter: from `load_drafter`; or a drafter as it is, such as `PromptLookup()`; or None for
-        autoregressive decoding.
+      drafter: from `load_drafter`; or a model, from `load_target`; or a drafter as it is, such as
+        `PromptLookup()`; or None for autoregressive decoding.
 
     Raises:
       InputError: it is something else.
@@ -36,15 +36,28 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
                 "jax.tree_util.register_dataclass."
             )
         return drafter
-    from redrafter_jax.drafters.kinds import find_kind  # all kinds' modules, for heads alone
+    from redrafter_jax.drafters.kinds import find_weighted  # all kinds' modules, for heads alone
 
-    kind = find_kind(drafter.config) if isinstance(drafter, Model) else None
+    kind = find_weighted(drafter.config) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
             f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
             "PromptLookup(), or None for autoregressive decoding."
         )
     return kind.drafter(drafter)
+
+
+def check_pair(target: TargetConfig, drafter: object, tree: TreeConfig) -> None:
+    """Refuse a drafter of another target, and trees that it cannot draft or that reach too far.
+
+    `drafter` is the configuration of one that has weights, which may not be loaded yet.
+    """
+    check_drafting(target, outline(drafter), tree)
+
+
+def outline(config: object) -> Drafter:
+    """The drafter of such a configuration without its weights: what it states and refuses."""
+    return as_drafter(Model(config, nnx.split(nnx.Module())[0], nnx.State({})))
 
 
 def bind_drafter(

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, check_context_layers, check_reach
+from redrafter_jax.drafters.base import Drafter, check_context_layers
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.projection import Lender, Projection
@@ -144,13 +144,6 @@ class HeadDrafter(Drafter):
         newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(decided.hidden, newest, axis=1)[:, 0]
         return jnp.where(decided.count[:, None] > 0, hidden, own), cache
-
-
-def check_pair(target: TargetConfig, drafter: HeadConfig, tree: TreeConfig) -> None:
-    """Refuse a head of another target, and trees that it cannot draft or that reach too far."""
-    _check_target(target, drafter)
-    drafter.check_tree(tree)
-    check_reach(target, tree)
 
 
 def _check_target(target: TargetConfig, drafter: HeadConfig) -> None:

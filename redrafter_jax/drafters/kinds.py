@@ -10,8 +10,8 @@ from typing import Any
 
 from flax import nnx
 
-from redrafter_jax.config import HeadConfig, TreeConfig
-from redrafter_jax.drafters import medusa, recurrent
+from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
+from redrafter_jax.drafters import medusa, model_drafter, recurrent
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.types import DraftReads
 
@@ -70,30 +70,39 @@ class Training:
     start_from_target: Callable[[Any, Any], None]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of drafter.
+@dataclass(frozen=True, kw_only=True)
+class Weighted:
+    """What is known of every drafter that has weights, be it a head or a model.
 
     Attributes:
-      name: what `drafter.kind` of a training file calls it.
-      title: what sentences call it.
-      config: its configuration, whose `check_tree` refuses trees that the kind cannot draft.
-      module: its weights, made from a configuration.
+      config: its configuration.
       drafter: function from a loaded model to a drafter.
-      files: how it lies in files.
-      training: how it is trained.
       count_reads: function of a configuration, parameters and a tree. It returns what drafting the
         tree reads.
     """
 
+    config: type[Any]
+    drafter: Callable[..., Drafter]
+    count_reads: Callable[[Any, Any, TreeConfig], DraftReads]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(Weighted):
+    """A kind of drafter with files and training of its own; its `config` has `check_tree`.
+
+    Attributes:
+      name: what `drafter.kind` of a training file calls it.
+      title: what sentences call it.
+      module: its weights, made from a configuration.
+      files: how it lies in files.
+      training: how it is trained.
+    """
+
     name: str
     title: str
-    config: type[Any]
     module: Callable[..., nnx.Module]
-    drafter: Callable[..., Drafter]
     files: FileLayout
     training: Training
-    count_reads: Callable[[Any, Any, TreeConfig], DraftReads]
 
 
 RECURRENT = Kind(
@@ -142,13 +151,24 @@ MEDUSA = Kind(
     count_reads=medusa.count_reads,
 )
 KINDS = (RECURRENT, MEDUSA)
+# A model has the files and the training of a target.
+MODEL = Weighted(
+    config=TargetConfig,
+    drafter=model_drafter.ModelDrafter,
+    count_reads=model_drafter.count_reads,
+)
 # By `drafter.kind`.
 TRAINING = {kind.name: kind.training for kind in KINDS}
 
 
 def find_kind(config: object) -> Kind | None:
-    """The kind that has such a configuration; None where no drafter has it."""
+    """The kind that has such a configuration; None where no drafter has it, or a model."""
     return next((kind for kind in KINDS if type(config) is kind.config), None)
+
+
+def find_weighted(config: object) -> Weighted | None:
+    """The record of a kind or of models, by the configuration; None where no drafter has it."""
+    return next((one for one in (*KINDS, MODEL) if type(config) is one.config), None)
 
 
 def kind_of(config: HeadConfig) -> Kind:

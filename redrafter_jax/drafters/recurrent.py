@@ -7,7 +7,7 @@ scores, to the target's vocabulary projection. The trace of its beam search is t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import HeadConfig, TreeConfig
 from redrafter_jax.config.limits import Count, FieldError, Natural, require
+from redrafter_jax.drafters.grow import Grown, grow
 from redrafter_jax.drafters.head_drafter import (
     Dense,
     HeadDrafter,
@@ -23,9 +24,7 @@ from redrafter_jax.drafters.head_drafter import (
     make_blocks,
     run_blocks,
 )
-from redrafter_jax.drafters.ranking import highest, rank_tokens
 from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import Weight, linear, read_rows
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import (
@@ -76,11 +75,7 @@ class RecurrentConfig(HeadConfig):
 
     def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
-        if tree.static_tree:
-            raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank, and this is a recurrent "
-                "head, whose trees follow its beams; leave it out."
-            )
+        tree.check_beams("a recurrent head")
         super().check_tree(tree)
 
     @property
@@ -206,14 +201,6 @@ class RecurrentHead(HeadWeights):
             yield self.logits(context, state, scorer)
 
 
-class _Frontier(NamedTuple):
-    """Beams after a round: one before the first round and W after it."""
-
-    tokens: Int[Array, "B beams"]
-    states: Float[Array, "B beams D"]
-    log_probs: Float[Array, "B beams"]
-
-
 def beam_search(
     drafter: RecurrentHead,
     embedding: Weight,
@@ -224,54 +211,31 @@ def beam_search(
     tree: TreeConfig,
     scorer: Scorer | None = None,
 ) -> Beams:
-    """Draft R tokens on each of W beams below the root.
-
-    Beams rank by the summed log-probabilities of their tokens, those of `rank_tokens`. Each round
-    keeps X of the pairs (beam, token) in two stages: the X best tokens of every beam over U, then
-    the X best of those W * X. The first W of them are the beams that the next round goes on from;
-    X is W, or with `tree.rerank` as many as the tree can take.
+    """Draft R tokens on each of W beams below the root, each from its own recurrent state.
 
     Args:
       drafter: the recurrent head.
       embedding: the target's token embedding; on a mesh, this device's part of it.
       context: the target's hidden states before the root: the context layers', then the last.
       root: the last decided token.
-      noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
+      noise: as `grow` takes it.
       sampling: the rows' temperature and filters.
-      tree: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
+      tree: as `grow` takes it.
       scorer: the target's vocabulary projection of the U tokens, where the drafter has none.
     """
-    drafted, U = drafter.draft_token_ids, drafter.config.draft_vocab_size
-    W = tree.beam_width
     context = drafter.read_context(context)
 
-    def draft_round(
-        frontier: _Frontier, round_noise: Float[Array, "B U"]
-    ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
+    def advance(
+        grown: Grown, tokens: Int[Array, "B w"], round: Int[Array, ""] | int
+    ) -> tuple[Grown, Float[Array, "B w U"]]:
+        del round
         V = drafter.config.vocab_size
-        embedded = read_rows(embedding, frontier.tokens, V, frontier.states.dtype)
-        states = drafter.step(frontier.states, embedded)
-        logits = drafter.logits(context[:, None], states, scorer)
-        best, tokens = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
-        totals = (frontier.log_probs[..., None] + best).reshape(len(root), -1)
-        log_probs, winners = highest(totals, tree.extensions)
-        parents = winners // tree.extensions
-        tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
-        tokens = tokens if drafted is None else drafted[tokens]
-        states = jnp.take_along_axis(states, parents[:, :W, None], axis=1)
-        return _Frontier(tokens[:, :W], states, log_probs[:, :W]), (tokens, parents, log_probs)
+        embedded = read_rows(embedding, tokens, V, grown.beams.dtype)
+        states = drafter.step(grown.beams, embedded)
+        return Grown(states), drafter.logits(context[:, None], states, scorer)
 
-    start = _Frontier(
-        root[:, None],
-        jnp.zeros_like(context)[:, None],
-        jnp.zeros((len(root), 1), jnp.float32),
-    )
-    rounds = jnp.moveaxis(noise[:, : tree.draft_rounds], 1, 0)
-    rounds = rounds if drafted is None else rounds[..., drafted]
-    frontier, first = draft_round(start, rounds[0])
-    _, rest = jax.lax.scan(draft_round, frontier, rounds[1:])
-    trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)
-    return Beams(*(jnp.moveaxis(leaf, 0, 1) for leaf in trace))
+    start = Grown(jnp.zeros_like(context)[:, None])
+    return grow(advance, start, root, noise, sampling, tree, drafter.draft_token_ids)
 
 
 @jax.tree_util.register_dataclass

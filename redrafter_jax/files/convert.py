@@ -15,7 +15,7 @@ from typing import Any
 from redrafter_jax.config import Quantization, WeightFormat
 from redrafter_jax.drafters.kinds import find_kind, recognise
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import find_drafter
+from redrafter_jax.files.drafter_files import find_head
 from redrafter_jax.files.gguf import GgufFiles
 from redrafter_jax.files.locate import SINGLE_FILE, TREE_TABLE
 from redrafter_jax.files.parameters import MatchedModel, dotted
@@ -71,7 +71,7 @@ def convert(
         )
     stated: dict[str, object] = files.fields
     is_drafter = recognise(stated) is not None
-    found = find_drafter(source) if is_drafter else files.match(keep_quantized=keep_quantized)
+    found = find_head(source) if is_drafter else files.match(keep_quantized=keep_quantized)
     forms = _formats(found, quantization)
     is_quantized = any(weight.scale is not None for weight in found.weights)
     beyond = _beyond_apple(found.config, quantized=is_quantized or quantization is not None)
@@ -101,7 +101,7 @@ def convert(
             stated = {**stated, "quantization_config": {"quant_method": QUANT_METHOD}}
         companions = _write_companions(files, found, stated, partial, dtype)
         names = [*_write_weights(found, partial, dtype, forms), *companions]
-        written = find_drafter(partial) if is_drafter else open_target(partial).match()
+        written = find_head(partial) if is_drafter else open_target(partial).match()
         _check_same(found, written, dtype, forms)
         partial.rename(whole)
     except OSError as error:  # a full disk, for example

@@ -1,40 +1,100 @@
-"""Drafters in folders; how each kind's files are laid out is said by its record.
+"""Drafters by their names: a head's folder, a model's files, or a target that drafts for itself.
 
-The records are those of `redrafter_jax.drafters.kinds`.
+How the files of each kind of head are laid out is said by its record in
+`redrafter_jax.drafters.kinds`; a model lies as a target does.
 """
 
 from pathlib import Path
+from typing import NamedTuple, overload
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import read_config
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.bind import outline
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.kinds import KINDS, Kind, kind_of, recognise
+from redrafter_jax.drafters.self_drafter import SelfDrafter, parse_self
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.family_table import FAMILIES, MULTIMODAL
 from redrafter_jax.files.fields import errors_naming, field, read_json
 from redrafter_jax.files.locate import is_gguf, locate, locate_weights
 from redrafter_jax.files.parameters import Layout, MatchedModel, match_weights, save
 from redrafter_jax.files.quantized import check_method
+from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.files.weight_files import find_weights
-from redrafter_jax.parallel.mesh import check_mesh
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_mesh, check_target
+
+
+@overload
+def load_drafter(
+    name: str | Path,
+    dtype: DTypeLike = "bfloat16",
+    mesh: Mesh | None = None,
+    *,
+    target: None = None,
+) -> LoadedHead: ...
+
+
+@overload
+def load_drafter(
+    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None, *, target: Target
+) -> LoadedHead | Drafter: ...
 
 
 def load_drafter(
-    name: str | Path, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
-) -> LoadedHead:
-    """Load a drafter of any kind from a folder or a hub id.
+    name: str | Path,
+    dtype: DTypeLike = "bfloat16",
+    mesh: Mesh | None = None,
+    *,
+    target: Target | None = None,
+) -> LoadedHead | Drafter:
+    """Load a drafter: a trained head of any kind, a model, or a part of the target itself.
 
-    Its files are what `save_drafter` writes, or what the kind's authors publish; see
-    `redrafter_jax.drafters.kinds`. Arguments and errors are those of `load_target`.
+    Args:
+      name: the folder or hub id of a head, as `save_drafter` writes it or as the kind's authors
+        publish it (see `redrafter_jax.drafters.kinds`); a folder, a GGUF file or a hub id that
+        `load_target` would take, of a model with the target's vocabulary; or what of the target
+        drafts for it: "self:int4", and likewise int8 and fp8, is a quantized copy, "self:layers=N"
+        its first N layers, whose weights are shared; "self:layers=N,int4" is both.
+      dtype: as in `load_target`.
+      mesh: as in `load_target`.
+      target: what it drafts for; needed by "self:...", which takes dtype and mesh from it.
+
+    Raises:
+      InputError: as `load_target`; or nothing is known of a name that begins with "self:", or the
+        target is not given to it.
     """
+    own = parse_self(str(name))
+    if own is not None and target is None:
+        raise InputError(
+            f"drafter is {own.name!r}, a part of the target, which is not given; write "
+            f"load_drafter({own.name!r}, target=target)."
+        )
+    if own is not None and target is not None:
+        return own.of(target)
     if mesh is not None:
         check_mesh(mesh)
-    return find_drafter(name).load(dtype, mesh)
+    return load_found(find_drafter(name), dtype, mesh)
+
+
+def load_found(
+    found: "FoundDrafter", dtype: DTypeLike, mesh: Mesh | None, target: Target | None = None
+) -> LoadedHead | Drafter:
+    """The drafter that was found, with its weights; arguments and errors of `load_drafter`."""
+    if isinstance(found, FoundSelf):
+        assert target is not None, "a part of a target comes after it"
+        return found.drafter.of(target)
+    if mesh is not None and isinstance(found.config, TargetConfig):
+        check_target(found.config, mesh, "drafter")
+    return found.load(dtype, mesh)
 
 
 def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
-    """Write `config.json` and `model.safetensors`, with the weights' names in the authors' layout.
+    """Write a head's `config.json` and `model.safetensors`, with names in the authors' layout.
 
     `config.json` also states what the authors' layout does not know.
 
@@ -45,20 +105,55 @@ def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
     save(Path(folder), drafter, _layout(kind), kind.files.fields(drafter.config))
 
 
-def find_drafter(name: str | Path) -> MatchedModel:
-    """A drafter as `load_drafter` finds it, no weight read yet; errors are the same."""
+class FoundSelf(NamedTuple):
+    """A target that drafts for itself, before it is loaded.
+
+    Attributes:
+      drafter: which part of it.
+      config: the shape of that part.
+    """
+
+    drafter: SelfDrafter
+    config: TargetConfig
+
+    def digest(self) -> str:
+        """What tells it from others of the same target."""
+        return self.drafter.name
+
+
+FoundDrafter = MatchedModel | FoundSelf
+
+
+def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDrafter:
+    """A drafter as `load_drafter` finds it, no weight read yet; errors are the same.
+
+    Args:
+      name: as `load_drafter` takes it.
+      target: the files of what it drafts for; a model that has other tokens is refused.
+    """
+    if (own := parse_self(str(name))) is not None:
+        assert target is not None, "its files are known to all that name one"
+        return FoundSelf(own, own.shape(target.config))
+    path = locate(name)
+    if is_gguf(path) or recognise(stated := read_json(path / "config.json")) is None:
+        if not is_gguf(path):
+            _refuse_unknown(path / "config.json", stated.get("model_type"))
+        files = open_target(name)
+        if target is not None:
+            outline(files.config).check(target.config)
+            check_tokens(files, target)
+        return files.match()
+    return find_head(name)
+
+
+def find_head(name: str | Path) -> MatchedModel:
+    """A trained head, no weight read yet; errors are those of `load_drafter`."""
     folder = locate(name)
-    if is_gguf(folder):
-        raise InputError(f"{folder} is a GGUF file, which holds a target; a drafter is a folder.")
     path = folder / "config.json"
-    values = read_json(path)
+    values = {} if is_gguf(folder) else read_json(path)
     kind = recognise(values)
     if kind is None:
-        types = " or ".join(repr(kind.files.model_type) for kind in KINDS)
-        raise InputError(
-            f"{path} states model_type {values.get('model_type')!r}; a drafter folder states "
-            f"{types}."
-        )
+        raise InputError(f"{folder} is a model and no trained head; give a head's folder.")
     check_method(values, path)
     files = kind.files
     own = {key: field(values, key, path, needed) for key, needed in files.own_fields.items()}
@@ -69,6 +164,37 @@ def find_drafter(name: str | Path) -> MatchedModel:
         derived = files.read(values | own, {name: one.shape for name, one in stored.items()})
     config = read_config(kind.config, {**values, **derived}, path, foreign=True)
     return match_weights(folder, path, config, stored, _layout(kind))
+
+
+def check_tokens(drafter: TargetFiles, target: TargetFiles) -> None:
+    """Refuse a model whose tokens, as far as the files of both state them, are mostly others.
+
+    A few may differ: fine-tuned models rename reserved tokens.
+    """
+    ours, theirs = drafter.token_strings(), target.token_strings()
+    if ours is None or theirs is None:
+        return
+    both = ours.keys() & theirs.keys()
+    other = [token for token in both if ours[token] != theirs[token]]
+    if 10 * len(other) > len(both):
+        token = min(other)
+        raise InputError(
+            f"{drafter.name} has other tokens than {target.name}: {len(other)} of {len(both)}, "
+            f"such as token {token}, which is {ours[token]!r:.40} there and "
+            f"{theirs[token]!r:.40} here; use a model with the target's tokenizer."
+        )
+
+
+def _refuse_unknown(path: Path, model_type: object) -> None:
+    """Refuse what states to be neither a head of a known kind nor a model that loads."""
+    known = {*FAMILIES, *MULTIMODAL}
+    if model_type not in known:
+        heads = ", ".join(repr(kind.files.model_type) for kind in KINDS)
+        models = ", ".join(map(repr, sorted(known)))
+        raise InputError(
+            f"{path} states model_type {model_type!r}; a trained head states one of {heads}, a "
+            f"model that can draft one of {models}."
+        )
 
 
 def _layout(kind: Kind) -> Layout:

@@ -50,6 +50,14 @@ class FolderFiles(TargetFiles):
         find_quantized = read_method(self.fields, self.described_by)
         return folder, find_quantized(find_weights(folder))
 
+    @override
+    def token_strings(self) -> dict[int, str] | None:
+        path = self.path / _TOKENIZER
+        if not path.is_file():
+            return None
+        refuse_pointer(path)
+        return {number: token for token, number in _parse(path).get_vocab().items()}
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         self._check_tokenizer()

@@ -24,7 +24,7 @@ from redrafter_jax.files.gguf_fields import (
     gguf_fields,
 )
 from redrafter_jax.files.gguf_header import Header, Tensor, read_header, stored_bytes
-from redrafter_jax.files.gguf_tokenizer import gguf_tokenizer, tokenizer_fields
+from redrafter_jax.files.gguf_tokenizer import gguf_tokenizer, token_strings, tokenizer_fields
 from redrafter_jax.files.stored import ITEM_BYTES, Index, StoredWeight, memory_map
 from redrafter_jax.files.target_files import TargetFiles
 
@@ -76,6 +76,9 @@ class GgufFiles(TargetFiles):
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **fields)
+
+    def token_strings(self) -> dict[int, str] | None:
+        return dict(enumerate(token_strings(self.header))) or None
 
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, dict[str, StoredWeight]]:
         """The weights; with `keep_quantized` matrices in blocks are codes, scales and minima.

@@ -117,6 +117,11 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
     return tokenizer
 
 
+def token_strings(header: Header) -> list[str]:
+    """The tokens in the order of their numbers, as the file writes them; none if it has none."""
+    return header.get("tokenizer.ggml.tokens", list, [])
+
+
 def tokenizer_fields(header: Header) -> dict[str, Any]:
     """What `tokenizer_config.json` would state: special tokens by their roles, the chat template.
 

@@ -67,6 +67,10 @@ class TargetFiles(ABC):
         self._matched: dict[bool, MatchedModel] = {}
 
     @abstractmethod
+    def token_strings(self) -> dict[int, str] | None:
+        """The tokens as the vocabulary writes them, if a file states them plainly; else None."""
+
+    @abstractmethod
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, Mapping[str, StoredWeight]]:
         """Where the weights lie, and each by its name in transformers; none is read."""
 

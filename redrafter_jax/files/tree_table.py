@@ -12,6 +12,7 @@ from annotated_types import Ge
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.limits import Count, Positive, check_fields, read_config
+from redrafter_jax.drafters.self_drafter import parse_self
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_text, write_atomically
 from redrafter_jax.files.locate import TREE_TABLE, locate
@@ -127,11 +128,13 @@ def load_tree_table(drafter: str | Path) -> TreeTable:
 
 
 def find_tree_table(drafter: str | Path) -> TreeTable | None:
-    """The table of a drafter's folder or hub repository; None if there is none.
+    """The table of a drafter's folder or hub repository; None if there is none, or no folder.
 
     Raises:
       InputError: the file cannot be read, or does not hold such a table.
     """
+    if parse_self(str(drafter)) is not None:
+        return None
     path = locate(drafter) / TREE_TABLE
     if not path.exists():
         return None

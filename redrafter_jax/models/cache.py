@@ -48,6 +48,11 @@ def split_layers(cache: KVCache, config: TargetConfig) -> tuple[KVCache, KVCache
     )
 
 
+def first_layers(cache: KVCache, count: int) -> KVCache:
+    """The first layers of a cache."""
+    return cache._replace(keys=cache.keys[:count], values=cache.values[:count])
+
+
 def join_layers(target: KVCache, own: KVCache) -> KVCache:
     """The cache of the target's layers and the drafter's own, with the target's lengths."""
     return target._replace(keys=target.keys + own.keys, values=target.values + own.values)

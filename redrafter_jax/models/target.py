@@ -84,7 +84,7 @@ class Decoder(nnx.Module):
                 segments=segments,
             )
 
-        return self._layers(tokens, positions, attend_in, context_layers)
+        return self.run(tokens, positions, attend_in, context_layers)
 
     def tree_forward(
         self, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
@@ -123,6 +123,36 @@ class Decoder(nnx.Module):
         chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
         hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
         return hidden, extend(cache, keys, values, count)
+
+    def run(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        attend_in: Callable[[int], Attend],
+        context_layers: tuple[int, ...] = (),
+    ) -> _Read:
+        """One pass through the layers; what a token sees is up to the caller.
+
+        Args:
+          tokens: token ids.
+          positions: of the tokens, counted from 0.
+          attend_in: from a layer's number to its attention.
+          context_layers: as in `forward`.
+
+        Returns:
+          What `forward` does.
+        """
+        x = self.embed(tokens)
+        angles = self._angles(positions)
+        keys, values, context = [], [], []
+        for index, layer in enumerate(self.layers):
+            x, k, v = layer(x, angles[index], attend_in(index))
+            keys.append(k)
+            values.append(v)
+            if index in context_layers:
+                context.append(x)
+        states = [normalised(one, self.norm, self.config) for one in (*context, x)]
+        return jnp.concatenate(states, axis=-1), tuple(keys), tuple(values)
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of the tokens, as they enter the first layer."""
@@ -200,7 +230,7 @@ class Decoder(nnx.Module):
         mask: Bool[Array, "B T T"],
         context_layers: tuple[int, ...],
     ) -> _Read:
-        """As `_layers`, at positions `lengths + depth`; sees the cache, and what the mask shows."""
+        """As `run`, at positions `lengths + depth`; sees the cache, and what the mask shows."""
 
         def attend_in(layer: int) -> Attend:
             return lambda q, k, v: tree_attention(
@@ -215,26 +245,7 @@ class Decoder(nnx.Module):
                 window=self.config.window_of(layer),
             )
 
-        return self._layers(tokens, cache.lengths[:, None] + depth, attend_in, context_layers)
-
-    def _layers(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        attend_in: Callable[[int], Attend],
-        context_layers: tuple[int, ...],
-    ) -> _Read:
-        x = self.embed(tokens)
-        angles = self._angles(positions)
-        keys, values, context = [], [], []
-        for index, layer in enumerate(self.layers):
-            x, k, v = layer(x, angles[index], attend_in(index))
-            keys.append(k)
-            values.append(v)
-            if index in context_layers:
-                context.append(x)
-        states = [normalised(one, self.norm, self.config) for one in (*context, x)]
-        return jnp.concatenate(states, axis=-1), tuple(keys), tuple(values)
+        return self.run(tokens, cache.lengths[:, None] + depth, attend_in, context_layers)
 
 
 Target = Model[TargetConfig, Decoder]

@@ -83,15 +83,18 @@ def check_mesh(mesh: Mesh) -> None:
         )
 
 
-def check_target(config: TargetConfig, mesh: Mesh) -> None:
-    """Refuse a mesh that does not divide what each device must hold a part of."""
+def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None:
+    """Refuse a mesh that does not divide what each device must hold a part of.
+
+    The sentence calls the model by `name`.
+    """
     parts = mesh.shape[MODEL]
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        size = getattr(config, name)
+    for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        size = getattr(config, field)
         if size % parts:
             raise InputError(
-                f"The mesh has model={parts}, which does not divide the target's {name} of {size}; "
-                f"{math.gcd(parts, size)} would."
+                f"The mesh has model={parts}, which does not divide the {name}'s {field} of "
+                f"{size}; {math.gcd(parts, size)} would."
             )
 
 

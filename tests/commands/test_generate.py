@@ -67,6 +67,41 @@ def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stan
     )
 
 
+@pytest.mark.parametrize("drafter", ["", "self:layers=1", "self:int8"])
+def test_a_model_drafts_by_its_name(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target, drafter: str
+) -> None:
+    """The target's own folder is a model, too; its chain of 4 comes true."""
+    named = PairFolders(folders.target, drafter or folders.target)
+    code, out, err = run_redrafter(*arguments_of(named))
+    assert (code, out) == (0, plain_text(habitual_target) + "\n"), err
+    told = re.search(r"acceptance length ([\d.]+), ", err)
+    assert told, err
+    assert float(told[1]) > (1.5 if drafter else 4.7)
+    code, out, err = run_redrafter(*arguments_of(named, "--draft-rounds", "600"))
+    assert (code, out) == (2, "")
+    assert "draft_rounds is 600" in err
+
+
+@pytest.mark.parametrize(
+    ("drafter", "words"),
+    [
+        ("self:int3", ["'self:int3'", "such as self:int4"]),
+        ("self:layers=9", ["2 layers", "from 1 to 1"]),
+        ("self:int4", ["48 inputs", "take int8 or fp8"]),
+    ],
+)
+@pytest.mark.usefixtures("nothing_compiles")
+def test_what_is_no_part_of_the_target_is_one_sentence(
+    run_redrafter: Any, folders: PairFolders, drafter: str, words: list[str]
+) -> None:
+    code, out, err = run_redrafter(*arguments_of(PairFolders(folders.target, drafter)))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
 @pytest.mark.long
 def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     run_redrafter: Any,

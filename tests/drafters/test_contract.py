@@ -1,6 +1,7 @@
 """Every drafter against the contract: whatever it proposes, no text changes."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from engine_runs import ROWS, STOPS, gather, generated, make_requests
 from small_batch import DRAFT, MIXED, PROMPTS
-from tiny_models import PARITY_CONFIG, imitating_medusa
+from tiny_models import PARITY_CONFIG, forgetful_target, imitating_medusa
 from toy_drafters import CHAIN, BigramAttention, RepeatLast, Undecorated
 
 from redrafter_jax import (
@@ -22,6 +23,8 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.model_drafter import ModelDrafter
+from redrafter_jax.drafters.self_drafter import SelfDrafter
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event
 from redrafter_jax.models.target import Target
@@ -40,6 +43,8 @@ KINDS = {
     "repeat": CHAIN,
     "bigram": CHAIN,
     "bigram and lookup": WITH_LOOKUP,
+    "model": DRAFT,
+    "self": DRAFT,
 }
 LONG = [(7 * token) % V for token in range(70)]
 
@@ -56,6 +61,9 @@ def drafter(kind: str, habitual_target: Target, good_drafter: LoadedHead) -> Any
         "medusa": lambda: imitating_medusa(habitual_target),
         "lookup": PromptLookup,
         "repeat": RepeatLast,
+        # Without memory, and with fewer layers.
+        "model": lambda: forgetful_target(memory=0.0),
+        "self": lambda: SelfDrafter("", layers=1).of(habitual_target),
     }.get(kind, lambda: BigramAttention(V))()
 
 
@@ -138,6 +146,8 @@ def test_on_a_mesh_it_drafts_the_same(
     options: dict[str, Any] = {"max_new_tokens": 12, "sampling": MIXED, "tree": tree}
     mesh = make_mesh(data, model)
     placed: Any = place(drafter, mesh) if isinstance(drafter, Model) else drafter
+    if isinstance(drafter, ModelDrafter):
+        placed = replace(drafter, model=place(drafter.model, mesh))
     ours = generate(place(habitual_target, mesh), placed, PROMPTS, **options)
     alone = generate(habitual_target, drafter, PROMPTS, **options)
     assert ours.tokens == alone.tokens

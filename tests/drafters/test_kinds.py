@@ -91,8 +91,10 @@ def test_more_layers_than_weights_are_refused_before_they_are_made(
 
 def test_a_folder_of_another_model_is_told_what_drafters_state(tmp_path: Path) -> None:
     save_drafter(random_drafter(SHAPES["recurrent"][0]), tmp_path)
-    change_json(tmp_path / "config.json", model_type="llama")
-    with pytest.raises(InputError, match="'llama'; a drafter folder states '") as error:
+    change_json(tmp_path / "config.json", model_type="bert")
+    with pytest.raises(
+        InputError, match=r"'bert'; a trained head states .*, a model .* 'llama'"
+    ) as error:
         load_drafter(tmp_path)
     for kind in KINDS:
         assert repr(kind.files.model_type) in str(error.value)

@@ -113,8 +113,13 @@ def run(
     sampling = oracles.sampling_arrays(configs, seeds=[0] * B, vocab_size=V)
     beams = search(drafter, jnp.asarray(noise), sampling, draft)
     weights = oracles.DrafterWeights(drafter.merge())
-    rows = zip(CONTEXT, ROOT.tolist(), noise, configs, strict=True)
-    expected = [oracles.beam_search(weights, EMBEDDING, *row, draft, traced) for row in rows]
+    rows = zip(ROOT.tolist(), noise, configs, strict=True)
+    expected = [
+        oracles.beam_search(
+            partial(weights.logits_after, EMBEDDING, context), weights.tokens, *row, draft, traced
+        )
+        for context, row in zip(CONTEXT, rows, strict=True)
+    ]
     return jax.tree.map(np.asarray, beams), expected
 
 

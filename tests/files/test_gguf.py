@@ -24,7 +24,7 @@ from tiny_gguf import (
 )
 from tiny_models import assert_same, stored_shapes
 
-from redrafter_jax import InputError, load_drafter, load_target
+from redrafter_jax import InputError, load_target
 from redrafter_jax.config import LongRopeScaling
 from redrafter_jax.files.convert import convert
 from redrafter_jax.files.gguf import SUPPORTED_KINDS
@@ -262,8 +262,6 @@ def test_files_that_are_not_where_they_should_be(tmp_path: Path) -> None:
         load_target(tmp_path / "none.gguf")
     path = tmp_path / "model.gguf"
     write_gguf(path, FIELDS, Q4_K)
-    with pytest.raises(InputError, match="is a GGUF file, which holds a target; a drafter is a fo"):
-        load_drafter(path)
     with pytest.raises(InputError, match=r"holds no config\.json; did you mean '.*model\.gguf'\?"):
         load_target(tmp_path)
     # Stores of other programs name files by their digests.

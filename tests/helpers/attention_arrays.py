@@ -48,6 +48,11 @@ def random_inputs(case: Case, garbage: float | None = np.nan) -> dict[str, Any]:
     return inputs | {"mask": jnp.asarray(masks)}
 
 
+def newest(inputs: dict[str, Any], count: int) -> dict[str, Any]:
+    """The same, but only the last `count` nodes attend."""
+    return inputs | {name: inputs[name][:, -count:] for name in ("q", "mask")}
+
+
 def expected_output(inputs: dict[str, Any], scale: float, window: int = 10**6) -> np.ndarray:
     """Row by row over the decided tokens and the tree, in float64."""
     wide = {name: np.asarray(array, np.float64) for name, array in inputs.items()}

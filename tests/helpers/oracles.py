@@ -3,7 +3,7 @@
 Written from the papers and from Hugging Face's definitions, never from the library's code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -163,20 +163,29 @@ class DrafterWeights:
             x = x + silu(self.through(f"blocks.{block}", x))
         return self.through("head_proj", x) @ self.vocabulary
 
+    def logits_after(self, embedding: Array, context: Array, path: Sequence[int]) -> Array:
+        """Of the tokens to draft after a path, which begins at the root."""
+        state = np.zeros(embedding.shape[1])
+        for token in path:
+            state = self.step(state, embedding[token])
+        return self.logits(context, state)
+
 
 class Beam(NamedTuple):
     """A beam of the brute-force search."""
 
     log_prob: float
     parent: int
-    token: int
-    state: Array
+    path: tuple[int, ...]  # from the root on
+
+    @property
+    def token(self) -> int:
+        return self.path[-1]
 
 
 def beam_search(
-    weights: DrafterWeights,
-    embedding: Array,
-    context: Array,
+    logits_after: Callable[[tuple[int, ...]], Array],
+    tokens: Sequence[int],
     root: int,
     noise: Array,
     sampling: SamplingConfig,
@@ -185,22 +194,22 @@ def beam_search(
 ) -> list[list[Beam]]:
     """All extensions of all beams scored and sorted whole; one row, noise [R V].
 
-    The best `beam_width` of a round are its beams, the best `traced` are returned.
+    Scores after a path are those of the tokens that can be drafted. The best `beam_width` of a
+    round are its beams, the best `traced` are returned.
     """
-    beams = [Beam(0.0, 0, root, np.zeros(embedding.shape[1]))]
+    beams = [Beam(0.0, 0, (root,))]
     trace = []
     for step in range(tree.draft_rounds):
         extensions = []
         for parent, beam in enumerate(beams):
-            state = weights.step(beam.state, embedding[beam.token])
-            scores = filtered_scores(weights.logits(context, state), sampling)
-            scores = scores + noise[step, weights.tokens]
+            scores = filtered_scores(logits_after(beam.path), sampling)
+            scores = scores + noise[step, list(tokens)]
             scores = tree.sharpness * (sampling.temperature or 1.0) * scores
             if tree.candidates:
                 scores = np.where(scores < np.sort(scores)[-tree.candidates], -np.inf, scores)
             extensions += [
-                Beam(beam.log_prob + log_prob, parent, token, state)
-                for token, log_prob in zip(weights.tokens, log_softmax(scores), strict=True)
+                Beam(beam.log_prob + log_prob, parent, (*beam.path, token))
+                for token, log_prob in zip(tokens, log_softmax(scores), strict=True)
             ]
         extensions.sort(key=lambda beam: -beam.log_prob)
         beams = extensions[: tree.beam_width]

@@ -10,7 +10,7 @@ import jax.experimental.pallas.fuser  # its import, by the first kernel, would e
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_arrays import Case, expected_output
+from attention_arrays import Case, expected_output, newest
 from attention_arrays import random_inputs as draw_inputs
 
 from pallas_kernels.tree_attention import tree_attention
@@ -44,6 +44,15 @@ def test_equals_attention_query_by_query(nodes: int, group: int, window: int) ->
     inputs = random_inputs(nodes, group)
     expected = expected_output(inputs, SCALE, window)
     np.testing.assert_allclose(attend(**inputs, window=window), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("attending", [1, 4, 32])
+@pytest.mark.parametrize("window", [10**6, 1, 3, 10, S + 2])
+def test_of_a_tree_that_grows_the_newest_nodes_attend(attending: int, window: int) -> None:
+    inputs = random_inputs(33, 2)
+    expected = expected_output(inputs, SCALE, window)[:, -attending:]
+    output = attend(**newest(inputs, attending), window=window)
+    np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_a_window_past_every_position_is_none() -> None:
@@ -134,10 +143,13 @@ def test_bfloat16_goes_in_and_comes_out(nodes: int) -> None:
     [
         ("q", (3, 7, 64), "q has shape (3, 7, 64), not 4 axes."),
         ("k_cache", (3, S, 2), "k_cache has shape (3, 80, 2), not 4 axes."),
-        ("v_cache", (3, 2, S + 1, 16), "(3, 2, 81, 16), but q (3, 7, 4, 16) and k_cache"),
+        ("v_cache", (3, 2, S + 1, 16), "(3, 2, 81, 16), but q (3, 7, 4, 16), k_cache"),
         ("lengths", (2,), "lengths has shape (2,)"),
-        ("k_tree", (3, 6, 2, 16), "ask for (3, 7, 2, 16)."),
+        ("k_tree", (3, 7, 2, 8), "and 7 nodes in k_tree ask for (3, 7, 2, 16)."),
+        ("k_tree", (3, 7, 2), "k_tree has shape (3, 7, 2), not 4 axes."),
+        ("v_tree", (3, 6, 2, 16), "ask for (3, 7, 2, 16)."),
         ("mask", (7, 7), "mask has shape (7, 7)"),
+        ("mask", (3, 6, 7), "ask for (3, 7, 7)."),
         ("q", (3, 7, 3, 16), "2 key heads do not divide 3 query heads."),
     ],
 )

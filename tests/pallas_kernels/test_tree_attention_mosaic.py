@@ -8,7 +8,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_arrays import Case, expected_output, random_inputs
+from attention_arrays import Case, expected_output, newest, random_inputs
 from mosaic_kernels import Device, fenced, races_found, watched_interpreter
 from needs import needs_compiler, needs_hopper
 
@@ -19,9 +19,9 @@ from pallas_kernels.tree_attention.mosaic_gpu import mosaic_gpu
 from pallas_kernels.tree_attention.plan import make_plan
 
 
-def long(name: str) -> Any:
+def long(*case: Any) -> Any:
     """A case that takes seconds in the interpreter."""
-    return pytest.param(name, marks=pytest.mark.long)
+    return pytest.param(*case, marks=pytest.mark.long)
 
 
 LLAMA = Case((4096,), 32, 4, 4096, head_dim=128, heads=8)
@@ -53,6 +53,27 @@ def test_equals_attention_in_float64_without_races(name: str) -> None:
         output = np.asarray(jax.jit(partial(interpreted, scale=scale))(**inputs))
         assert not races_found()
     assert output.dtype == case.dtype
+    error = np.linalg.norm(output.astype(np.float64) - expected, axis=-1)
+    assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "attending"),
+    [
+        ("two ways, a last block that starts earlier", 3),
+        long("two blocks of nodes", 5),
+        long("four blocks of nodes, an empty cache", 70),
+    ],
+)
+def test_the_newest_nodes_of_a_tree_attend_alone(name: str, attending: int) -> None:
+    case = CASES[name]
+    inputs = random_inputs(case)
+    scale = case.head_dim**-0.5
+    expected = expected_output(inputs, scale)[:, -attending:]
+    with watched_interpreter(case.cores):
+        attend = jax.jit(partial(interpreted, scale=scale))
+        output = np.asarray(attend(**newest(inputs, attending)))
+        assert not races_found()
     error = np.linalg.norm(output.astype(np.float64) - expected, axis=-1)
     assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
 
@@ -124,7 +145,7 @@ def test_the_assembler_gives_the_registers_planned_and_spills_none(
     ).kernels
     assert "tree_attention" in kernel.name
     assert kernel.spill_stores == kernel.spill_loads == 0
-    plan = make_plan(1, nodes, 2 * group, 2, slots, head_dim, 132)
+    plan = make_plan(1, nodes, nodes, 2 * group, 2, slots, head_dim, 132)
     # One warpgroup that copies beside two or three that compute share 65536 registers, and each
     # thread starts with as many.
     assert kernel.registers == {2: 168, 3: 128}[plan.warpgroups]
@@ -166,6 +187,23 @@ def test_too_few_threads_for_the_interpreter_are_no_deadlock(
     inputs = random_inputs(Case((1,), 1, 1, 64))
     with pytest.raises(NotImplementedError, match="not 2; use"):
         tree_attention(**inputs, scale=0.1, implementation="mosaic_gpu_interpret")
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize(("nodes", "attending"), [(5, 4), (41, 10), (61, 1), (131, 10), (256, 70)])
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_gpu_takes_the_newest_nodes_alone(
+    head_dim: int, group: int, nodes: int, attending: int
+) -> None:
+    case = Case((0, 1, 64, 777, 2080), nodes, group, 2080, head_dim, heads=2)
+    inputs = random_inputs(case)
+    attend = jax.jit(partial(tree_attention, scale=head_dim**-0.5, implementation="mosaic_gpu"))
+    expected = expected_output(inputs, head_dim**-0.5)[:, -attending:]
+    output = np.asarray(attend(**newest(inputs, attending)), np.float64)
+    error = np.linalg.norm(output - expected, axis=-1)
+    assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
 
 
 @pytest.mark.gpu

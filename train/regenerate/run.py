@@ -282,7 +282,7 @@ def _make_engine(
     """An engine for the run, speculative if there is a drafter."""
     drafter = tree = None
     if settings.drafter is not None:
-        drafter = load_drafter(settings.drafter, settings.target_dtype, target.mesh)
+        drafter = load_drafter(settings.drafter, settings.target_dtype, target.mesh, target=target)
         tree = settings.tree
     length = settings.data.sequence_length
     return make_engine(target, drafter, tree, settings.batch_size, length, stop_tokens)

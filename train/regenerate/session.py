@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
@@ -28,7 +29,7 @@ _LONGEST_CHUNK = 64
 
 def make_engine(
     target: Target,
-    drafter: LoadedHead | None,
+    drafter: LoadedHead | Drafter | None,
     tree: TreeConfig | None,
     rows: int,
     length: int,

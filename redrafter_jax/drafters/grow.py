@@ -1,0 +1,105 @@
+"""A tree grown round by round: the beam search of all drafters that draft one token at a time.
+
+They differ in how they go on from a token to the scores of the next one: in their `Advance`. Beams,
+ranking, budget and noise are the same for all.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.drafters.ranking import highest, rank_tokens
+from redrafter_jax.types import Beams, Sampling
+
+
+class Grown(NamedTuple):
+    """What a drafter carries from one round to the next.
+
+    Attributes:
+      beams: a pytree of arrays [B w ...], an entry for each beam: w is 1 in the first round, where
+        the root is the only beam, and W afterwards. A beam begins a round with its parent's entry.
+      nodes: a pytree of whatever belongs to the whole tree, of one shape in all rounds.
+    """
+
+    beams: Any
+    nodes: Any = ()
+
+
+# How a drafter goes on from the newest token of each beam, which stands as many positions after the
+# root as rounds came before, to the scores of the U tokens that can be drafted; on a mesh maybe to
+# this device's part of them. It takes what the round before left, the tokens and the round, from 0
+# to R - 1; it returns what it leaves itself, and the scores.
+Advance = Callable[
+    [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B w U"]]
+]
+
+
+class _Frontier(NamedTuple):
+    """Beams after a round: one before the first round and W after it."""
+
+    tokens: Int[Array, "B beams"]
+    log_probs: Float[Array, "B beams"]
+    grown: Grown
+
+
+def grow(
+    advance: Advance,
+    grown: Grown,
+    root: Int[Array, " B"],
+    noise: Float[Array, "B P V"],
+    sampling: Sampling,
+    tree: TreeConfig,
+    drafted: Int[Array, " U"] | None = None,
+) -> Beams:
+    """Draft R tokens on each of W beams below the root.
+
+    Beams rank by the summed log-probabilities of their tokens, those of `rank_tokens`. Each round
+    keeps X of the pairs (beam, token) in two stages: the X best tokens of every beam over U, then
+    the X best of those W * X. The first W of them are the beams that the next round goes on from;
+    X is W, or with `tree.rerank` as many as the tree can take.
+
+    Args:
+      advance: from the newest token of each beam to scores; called for the first round, and once
+        more for all others, which are one scan.
+      grown: what it carries before the first round, where the root is the only beam.
+      root: the last decided token.
+      noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
+      sampling: the rows' temperature and filters.
+      tree: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
+      drafted: the tokens that can be drafted, in the order of their scores; None for all V.
+    """
+    B, _, V = noise.shape
+    U = V if drafted is None else len(drafted)
+    W, X = tree.beam_width, tree.extensions
+
+    def draft_round(
+        frontier: _Frontier, inputs: tuple[Int[Array, ""] | int, Float[Array, "B U"]]
+    ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
+        round, round_noise = inputs
+        grown, logits = advance(frontier.grown, frontier.tokens, round)
+        best, tokens = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
+        totals = (frontier.log_probs[..., None] + best).reshape(B, -1)
+        log_probs, winners = highest(totals, X)
+        parents = winners // X
+        tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
+        tokens = tokens if drafted is None else drafted[tokens]
+
+        def of_parents(entries: Array) -> Array:
+            above = parents[:, :W].reshape(B, W, *(1,) * (entries.ndim - 2))
+            return jnp.take_along_axis(entries, above, axis=1)
+
+        grown = grown._replace(beams=jax.tree.map(of_parents, grown.beams))
+        return _Frontier(tokens[:, :W], log_probs[:, :W], grown), (tokens, parents, log_probs)
+
+    start = _Frontier(root[:, None], jnp.zeros((B, 1), jnp.float32), grown)
+    R = tree.draft_rounds
+    rounds = jnp.moveaxis(noise[:, :R], 1, 0)
+    rounds = rounds if drafted is None else rounds[..., drafted]
+    frontier, first = draft_round(start, (0, rounds[0]))
+    _, rest = jax.lax.scan(draft_round, frontier, (jnp.arange(1, R), rounds[1:]))
+    trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)
+    return Beams(*(jnp.moveaxis(leaf, 0, 1) for leaf in trace))
