@@ -112,7 +112,7 @@ class HeadDrafter(Drafter):
 
     def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees that a head of this kind cannot draft."""
-        self.model.config.check_draft(tree)
+        self.model.config.check_tree(tree)
 
     def prepare(self, lender: Lender) -> "HeadDrafter":
         """With the target's projection of the tokens to draft, for a head that has none."""
@@ -145,7 +145,7 @@ class HeadDrafter(Drafter):
 def check_pair(target: TargetConfig, drafter: HeadConfig, tree: TreeConfig) -> None:
     """Refuse a head of another target, and trees that it cannot draft or that reach too far."""
     _check_target(target, drafter)
-    drafter.check_draft(tree)
+    drafter.check_tree(tree)
     check_reach(target, tree)
 
 
