@@ -39,6 +39,7 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
 
     `texts` are the baseline's, of the prompts that were decoded.
     """
+    judged = finalists if best is None else [best]
     ways = [
         MeasuredWay(
             "head and lookup" if one.tree.lookup_tokens else "head",
@@ -47,9 +48,9 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
             one.measured,
             one.accepted_by,
         )
-        for one in (finalists if best is None else [best])
+        for one in judged
     ]
-    found = judge(ways, texts)
+    found = judge(ways, texts._replace(pairs=min(one.turns for one in judged)))
     if found.kind == "too little data":
         kept = "no tree" if best is None else "the tree that was fastest on these"
         return found.then(f"the table has {kept}, so tune again with more prompts, or others")
