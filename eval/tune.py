@@ -6,7 +6,7 @@ like them join, as `halving.py` says. Nothing is predicted, so it serves every k
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -97,7 +97,7 @@ def tune(settings: TuneSettings) -> None:
         entrants = list(dict.fromkeys([*leaders, *entrants]))[: settings.entrants]
         finalists = candidates[: settings.finalists]
         best = choose(finalists)
-        verdicts.append(f"{name}: {verdict(finalists, best, pair.texts())}")
+        verdicts.append(f"{name}: {verdict(finalists, best, pair.texts(asked.stop_tokens))}")
         rows += [
             {
                 "batch_size": batch_size,
@@ -169,12 +169,11 @@ class _Pair:
         with progress(tree_turns(trees, entrants, race), self._name) as self._advance:
             return [self._candidate(one) for one in find_fastest(trees, entrants, race)]
 
-    def texts(self) -> Texts:
-        """What the baseline's texts tell of a head."""
-        ends = self._batches[0].eos_token_ids
+    def texts(self, stops: Collection[int]) -> Texts:
+        """What the baseline's texts tell of a head; `stops` end them."""
         every = [text for texts in self._texts.values() for text in texts]
         repeating = sum(map(repeats_itself, every))
-        return Texts(len(every), repeating, sum(ends_at_once(text, ends) for text in every))
+        return Texts(len(every), repeating, sum(ends_at_once(text, stops) for text in every))
 
     def _prepare(self, tree: TreeConfig) -> None:
         """Compile for the first batch, untimed."""
