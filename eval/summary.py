@@ -40,8 +40,8 @@ _NEXT = {
     "slower": "decode without it, train the head on more tokens, or let `eval tune` look for a "
     "smaller tree",
     "no difference": "more prompts or repeats tell more, and `eval tune` looks for a better tree",
-    "too little data": "give more prompts, with answers of more tokens that do not repeat "
-    "themselves",
+    "too little data": "give more prompts or repeats, or smaller batches, with answers of more "
+    "tokens that do not repeat themselves",
 }
 _NO_TREE = (
     "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or state a "
@@ -221,7 +221,9 @@ def judge_case(case: Mapping[str, Any], ways: Mapping[str, Way], timed: bool) ->
         has_head = way.drafter is not None
         measured.append(MeasuredWay(name, way.tree, has_head, speedup, own["accepted_by"]))
     said = case["answers"]
-    verdict = judge(measured, Texts(len(case["prompts"]), said["repeating"], said["short"]))
+    pairs = len({(run["batch"], run["repeat"]) for run in case["runs"]})
+    texts = Texts(len(case["prompts"]), said["repeating"], said["short"], pairs)
+    verdict = judge(measured, texts)
     sentence = verdict.then(_next_step(verdict))
     return {"kind": verdict.kind, "method": verdict.way.name, "sentence": sentence}
 

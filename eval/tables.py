@@ -54,9 +54,17 @@ _PREFILL = (
     '"decode only" leaves out prefill and the first token, which it decides. In brackets 95% '
     "intervals by a paired bootstrap over prompts."
 )
-_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
-    character: f"\\{character}" for character in "&%$#_{}"
-}
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    # In LaTeX's first encoding of fonts these are other characters.
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    # Behind the end of a row these would belong to its command.
+    "[": "{[}",
+    "*": "{*}",
+} | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -234,7 +242,6 @@ def as_latex(report: Mapping[str, Any]) -> str:
         described = escape_latex(case["described"])
         lines += [r"\midrule", rf"\multicolumn{{{1 + len(_LATEX)}}}{{l}}{{{described}}} \\"]
         for cells in _cells(case, None):
-            # A bracket after a row's end would be read as its distance to the next.
             row = [escape_latex(cells["method"]), *(cells[name] for name in _LATEX.values())]
             lines += [" & ".join(row) + r" \\"]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])

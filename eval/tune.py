@@ -6,16 +6,14 @@ like them join, as `halving.py` says. Nothing is predicted, so it serves every k
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
 
-from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.acceptance import ends_at_once, repeats_itself
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter
@@ -28,14 +26,16 @@ from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_tabl
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import progress
 from redrafter_jax.text.prompts import read_prompts
+from redrafter_jax.verdict import Texts
 
 from .benchmark import Batch, Method, Run, decode_batch, drafting, make_batches, state_shape
 from .config import TuneSettings
 from .halving import Race, Tried, find_fastest, pick_diverse, tree_turns
-from .metrics import quartiles
+from .metrics import count_accepted, quartiles
 from .questions import find_target, read_questions
-from .report import describe_device, describe_sampling, make_table, show, write_report
-from .trees import build_all, tree_columns
+from .report import describe_device, describe_sampling, show, write_report
+from .trees import build_all
+from .tuned import Candidate, choose, table, verdict
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call, bonus token included, over the turns",
@@ -44,8 +44,9 @@ DEFINITIONS = {
     "turns": "in how many the tree and the baseline decoded a batch one after the other",
     "measured": "quartiles over turns of the ratio to the baseline's tokens per second without "
     "prefill",
-    "chosen": "the finalist of the largest median, if its lower quartile is above 1; where there "
-    "is none, the baseline",
+    "accepted_by": "accepted tokens by the source that proposed them, over the turns",
+    "chosen": "the finalist of the largest median, of those that have a lower quartile above 1 and "
+    "of which something was accepted; where there is none, the baseline",
 }
 _LEGEND = (
     "length: acceptance length, tokens per target call. step: what a decode step costs, in "
@@ -55,17 +56,6 @@ _LEGEND = (
 _BATCH_SIZES = (1, 2, 4, 8)
 # Fewest turns of a finalist: quartiles of fewer mean little.
 _TURNS = 8
-
-
-class Candidate(NamedTuple):
-    """A tree at one batch size and sampling, as it was measured; see `DEFINITIONS`."""
-
-    tree: TreeConfig
-    acceptance_length: float
-    cost: float
-    predicted: float
-    turns: int
-    measured: tuple[float, float, float]
 
 
 def tune(settings: TuneSettings) -> None:
@@ -89,7 +79,7 @@ def tune(settings: TuneSettings) -> None:
     target = found.files.load(settings.dtype)
     drafter = load_drafter(settings.drafter, settings.dtype, target=target)
     cells = list(product(batch_sizes, settings.samplings))
-    rows, entries, left_out = [], [], []
+    rows, entries, verdicts, left_out = [], [], [], []
     entrants = pick_diverse(trees, settings.entrants)
     for index, (batch_size, sampling) in enumerate(cells):
         name = f"batch size {batch_size}, {describe_sampling(sampling)}"
@@ -108,7 +98,9 @@ def tune(settings: TuneSettings) -> None:
         # What did well here is tried first in the next setting.
         leaders = [one.tree for one in candidates[: -(-settings.entrants // 2)]]
         entrants = list(dict.fromkeys([*leaders, *entrants]))[: settings.entrants]
-        best = choose(candidates[: settings.finalists])
+        finalists = candidates[: settings.finalists]
+        best = choose(finalists)
+        verdicts.append(f"{name}: {verdict(finalists, best, pair.texts(asked.stop_tokens))}")
         rows += [
             {
                 "batch_size": batch_size,
@@ -133,9 +125,11 @@ def tune(settings: TuneSettings) -> None:
     write_tree_table(output, TreeTable(describe_device(), settings.dtype, tuple(entries)))
     path = settings.report_dir / "tune.json"
     shapes = {"target": asdict(target.config), "drafter": asdict(drafter_config)}
-    write_report(path, {"rows": rows, **shapes}, settings, DEFINITIONS)
+    measures = {"rows": rows, "verdicts": verdicts, **shapes}
+    write_report(path, measures, settings, DEFINITIONS)
     notes = [f"No time was left for: {'; '.join(left_out)}."] if left_out else []
-    show(path, _table(rows), _LEGEND, *notes, f"The trees: {output}")
+    show(path, table(rows), _LEGEND, *notes, f"The trees: {output}")
+    print("\n".join(verdicts))
 
 
 class _Pair:
@@ -153,6 +147,8 @@ class _Pair:
         self._settings, self._name = settings, name
         self._runs: dict[TreeConfig, list[tuple[Run, Run]]] = {}
         self._warm: set[tuple[TreeConfig | None, tuple[int, ...]]] = set()
+        # The baseline's, by the number of the batch.
+        self._texts: dict[int, list[list[int]]] = {}
 
     def find(
         self,
@@ -176,6 +172,12 @@ class _Pair:
         with progress(tree_turns(trees, entrants, race), self._name) as self._advance:
             return [self._candidate(one) for one in find_fastest(trees, entrants, race)]
 
+    def texts(self, stops: Collection[int]) -> Texts:
+        """What the baseline's texts tell of a head; `stops` end them."""
+        every = [text for texts in self._texts.values() for text in texts]
+        repeating = sum(map(repeats_itself, every))
+        return Texts(len(every), repeating, sum(ends_at_once(text, stops) for text in every))
+
     def _prepare(self, tree: TreeConfig) -> None:
         """Compile for the first batch, untimed."""
         self._warm_up(tree, self._batches[0])
@@ -191,11 +193,13 @@ class _Pair:
 
     def _measure(self, trees: Sequence[TreeConfig], turn: int) -> list[float]:
         """The speed-ups of these trees on one batch, which each decodes after the other."""
-        batch = self._batches[turn % len(self._batches)]
+        number = turn % len(self._batches)
+        batch = self._batches[number]
         every = [self._warm_up(tree, batch) for tree in (None, *trees)]
         first = turn % len(every)
         order = [*range(first, len(every)), *range(first)]
         runs = {index: decode_batch(every[index], batch) for index in order}
+        self._texts[number] = runs[0].tokens
         self._advance(len(trees))
         for index, tree in enumerate(trees, start=1):
             self._runs.setdefault(tree, []).append((runs[index], runs[0]))
@@ -214,13 +218,14 @@ class _Pair:
                 "so that there is nothing to measure; raise max_new_tokens, or give other prompts "
                 "or another chat_template."
             )
-        counts = np.sum([own.accept_counts.sum(axis=0) for own, _ in runs], axis=0)
-        length = acceptance_length(counts)
+        counted = count_accepted([own for own, _ in runs])
+        length = counted["acceptance_length"]
         cost = float(np.median([_cost(own) / _cost(theirs) for own, theirs in runs]))
         speedups = np.asarray(list(tried.speedups.values()), float)
         low, middle, high = quartiles(speedups) or [0.0, 0.0, 0.0]
-        turns = len(tried.speedups)
-        return Candidate(tried.tree, length, cost, length / cost, turns, (low, middle, high))
+        ends = (low, middle, high)
+        turns, accepted = len(tried.speedups), counted["accepted_by"]
+        return Candidate(tried.tree, length, cost, length / cost, turns, ends, accepted)
 
 
 def _speedup(own: Run, baseline: Run) -> float:
@@ -234,12 +239,6 @@ def _speedup(own: Run, baseline: Run) -> float:
 def _cost(run: Run) -> float:
     """Seconds of a decode step."""
     return run.decode_seconds / max(run.steps)
-
-
-def choose(finalists: Sequence[Candidate]) -> Candidate | None:
-    """The fastest of those that beat the baseline beyond noise; None if none does."""
-    faster = [one for one in finalists if one.measured[0] > 1]
-    return max(faster, key=lambda one: one.measured[1], default=None)
 
 
 def _batch_sizes(settings: TuneSettings) -> list[int]:
@@ -274,31 +273,3 @@ def _output(settings: TuneSettings) -> Path:
     if output.is_dir():
         raise InputError(f"output is {output}, a folder; give output=FILE for the trees.")
     return output
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A row per finalist, with the one that was chosen."""
-    sizes = tree_columns(rows)
-    numbers = {"acceptance_length": "length", "cost": "step"}
-    cells = []
-    measured = [row for row in rows if row["finalist"]]
-    for (batch_size, sampling), own in groupby(
-        measured, lambda row: (row["batch_size"], row["sampling"])
-    ):
-        finalists = list(own)
-        for row in finalists:
-            low, middle, high = row["measured"]
-            cells.append(
-                [
-                    sampling,
-                    *(str(row[name]) for name in ("batch_size", *sizes)),
-                    *(f"{row[name]:.2f}" for name in numbers),
-                    f"{middle:.2f} [{low:.2f} to {high:.2f}]",
-                    "chosen" * row["chosen"],
-                ]
-            )
-        if not any(row["chosen"] for row in finalists):
-            dashes = ["-"] * (len(sizes) + len(numbers))
-            cells.append([sampling, str(batch_size), *dashes, "the baseline", "chosen"])
-    columns = ["sampling", "B", *sizes.values(), *numbers.values(), "measured", ""]
-    return make_table("", columns, cells)

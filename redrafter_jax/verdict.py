@@ -8,25 +8,36 @@ from typing import Literal, NamedTuple
 
 from redrafter_jax.config import TreeConfig
 
-# Fewer texts differ too much from each other for a median to tell.
-FEWEST_TEXTS = 8
+# Fewer texts differ too much from each other for a median to tell, and quartiles of fewer times
+# mean nothing.
+FEWEST_TEXTS, FEWEST_PAIRS = 8, 4
 # What the tokens of prompt lookup are called where accepted tokens are counted by their source.
 _LOOKUP = "lookup"
 Kind = Literal["faster", "slower", "no difference", "too little data"]
 
 
 class Texts(NamedTuple):
-    """The baseline's texts: how many, how many repeat themselves, how many end at once."""
+    """The baseline's texts: how many, how many repeat themselves, how many end at once.
+
+    `pairs` is how often a way of drafting was timed beside the baseline, on a batch of them; None
+    where each text was a batch.
+    """
 
     total: int
     repeating: int = 0
     short: int = 0
+    pairs: int | None = None
 
     @property
     def fault(self) -> str:
         """Why they tell nothing of a head; empty if they do."""
         if self.total < FEWEST_TEXTS:
             return f"{self.total} text{'s' * (self.total != 1)}, and {FEWEST_TEXTS} are the fewest"
+        if self.pairs is not None and self.pairs < FEWEST_PAIRS:
+            return (
+                f"{self.pairs} batch{'es' * (self.pairs != 1)} timed beside the baseline, and "
+                f"{FEWEST_PAIRS} are the fewest"
+            )
         if 2 * self.short >= self.total:
             return f"{self.short} of {self.total} answers end within a few tokens"
         if 2 * self.repeating >= self.total:

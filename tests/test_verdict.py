@@ -81,6 +81,8 @@ def test_the_fastest_way_is_named_with_its_tree_and_whose_gain_it_is(
         (Texts(2), "2 texts, and 8 are the fewest"),
         (Texts(24, repeating=12), "12 of 24 texts repeat themselves, which any drafter guesses"),
         (Texts(24, short=12), "12 of 24 answers end within a few tokens"),
+        (Texts(24, pairs=1), "1 batch timed beside the baseline, and 4 are the fewest"),
+        (Texts(24, pairs=3), "3 batches timed beside the baseline, and 4 are the fewest"),
     ],
 )
 def test_texts_that_tell_nothing_of_a_head_give_no_gain(texts: Texts, why: str) -> None:

@@ -40,10 +40,13 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("path", "command"), CONFIGURATIONS)
 def test_the_repositorys_configurations_are_valid(path: Path, command: Command) -> None:
-    # Some leave the target, or the prompts too, to whoever starts them.
-    left = {"target": "a/model", "prompts": "a.jsonl"}.items()
+    # Some leave the target, its head and the prompts to whoever starts them.
+    left = {"target": "a/model", "drafter": "a/head", "prompts": "a.jsonl"}
     fields, stated = command.settings.model_fields, path.read_text()
-    words = [f"{name}={it}" for name, it in left if name in fields and f"\n{name}:" not in stated]
+    if "prompts" not in fields:  # a drafter is a shape there
+        del left["drafter"]
+    named = left.items()
+    words = [f"{name}={it}" for name, it in named if name in fields and f"\n{name}:" not in stated]
     load_settings(command.settings, path, words)
 
 

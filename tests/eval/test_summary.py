@@ -115,6 +115,14 @@ def test_prompts_that_were_decoded_together_are_drawn_together() -> None:
     assert pairs([1.25], batch_size=2)["methods"]["head"]["speedup_interval"] is None
 
 
+@pytest.mark.parametrize(("batches", "kind"), [(1, "too little data"), (4, "faster")])
+def test_one_batch_of_many_texts_tells_no_speed(batches: int, kind: str) -> None:
+    found = judge_case(
+        pairs([1.25] * batches, batch_size=8), {"head": Way("a", TreeConfig())}, True
+    )
+    assert found["kind"] == kind
+
+
 def test_what_was_not_timed_has_counts_and_no_speed() -> None:
     prompts = [Prompt("a", ("x",), None, "", 0)]
     asked = EncodedPrompts(prompts, [1], [[0]], "none", ())

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from eval.compare import training_seeds
-from eval.tables import as_csv, as_latex, escape_latex, page, screen
+from eval.tables import as_csv, as_latex, page, screen
 
 
 def measures(speedup: float | None, identical: float = 1.0) -> dict[str, Any]:
@@ -73,6 +75,50 @@ def report_of(speedup: float | None = 1.25) -> dict[str, Any]:
     }
 
 
+WORDS = {
+    r"\textbackslash": "\\",
+    r"\textasciitilde": "~",
+    r"\textasciicircum": "^",
+    r"\textless": "<",
+    r"\textgreater": ">",
+} | {f"\\{one}": one for one in "&%$#_{}"}
+RULES = (r"\toprule", r"\midrule", r"\bottomrule")
+
+
+def read_tabular(latex: str) -> list[list[str]]:
+    """The cells of every row as TeX would set them; a cell over all columns is a row of one."""
+    found = re.fullmatch(
+        r"%.*\n\\begin\{tabular\}\{([lcr]+)\}\n(.*)\\end\{tabular\}\n", latex, re.DOTALL
+    )
+    assert found
+    whole = rf"\multicolumn{{{len(found[1])}}}{{l}}"
+    body = found[2].replace(whole, "")
+    rows: list[list[str]] = []
+    cells, depth = [""], 0
+    tokens = re.findall(r"\\[A-Za-z]+|\\.|.", body, re.DOTALL)
+    for place, token in enumerate(tokens):
+        if token in RULES:
+            # Only between rows.
+            assert not "".join(cells).strip()
+        elif token in (r"\\", "&"):
+            assert depth == 0
+            if token == "&":
+                cells.append("")
+                continue
+            assert not "".join(tokens[place + 1 :]).lstrip().startswith(("[", "*"))
+            rows.append([cell.strip() for cell in cells])
+            cells = [""]
+        elif token in "{}":
+            depth += 1 if token == "{" else -1
+            assert depth >= 0
+        else:
+            assert token not in "%$#_^~"
+            cells[-1] += WORDS[token] if token.startswith("\\") else token
+    assert (depth, "".join(cells).strip()) == (0, "")
+    assert {len(row) for row in rows} == {1, len(found[1])}
+    return rows
+
+
 def test_csv_and_latex_say_what_the_page_says() -> None:
     report = report_of()
     rows = list(csv.DictReader(io.StringIO(as_csv(report))))
@@ -84,16 +130,11 @@ def test_csv_and_latex_say_what_the_page_says() -> None:
     assert float(head["milliseconds_per_token"]) == 25.0
 
     latex = as_latex(report)
-    columns = re.search(r"\\begin\{tabular\}\{(\w+)\}", latex)
-    assert columns
-    body = [line for line in latex.splitlines() if line.endswith(r"\\") and "multi" not in line]
-    assert [line.count(" & ") for line in body] == [len(columns[1]) - 1] * 3
+    columns, sampling, _, row = read_tabular(latex)
+    assert columns == ["", "tokens/s", "ms/token", "speed-up", "decode only", "acceptance"]
+    assert sampling == ["T 0.7, top_k 5"]
+    assert row == ["head_50%", "40.0", "25.00", "1.25 [1.15, 1.35]", "1.25", "3.00 [2.50, 3.50]"]
     assert r"head\_50\% & 40.0 & 25.00 & 1.25 [1.15, 1.35] & 1.25 & 3.00 [2.50, 3.50]" in latex
-    assert r"\multicolumn{6}{l}{T 0.7, top\_k 5} \\" in latex
-    # Braces match, and what is opened is closed.
-    plain = re.sub(r"\\[\\{}]", "", latex)
-    assert plain.count("{") == plain.count("}")
-    assert (latex.count(r"\begin{"), latex.count(r"\end{")) == (1, 1)
 
     text = page(report, "models/t", {"T 0.7, top_k 5": ["answers of 9 tokens"]})
     assert "| head_50% | 40.0 | 25.00 | 3.50 | 1.25 [1.15, 1.35] | 1.25 | 3.00 [2.50," in text
@@ -118,10 +159,16 @@ def test_without_the_clock_a_page_has_no_speeds() -> None:
     assert "no clock; a CPU" in text
 
 
-def test_characters_of_latex_are_written_out() -> None:
-    assert escape_latex(r"a_b & 5% {#1} $x^2~\y") == (
-        r"a\_b \& 5\% \{\#1\} \$x\textasciicircum{}2\textasciitilde{}\textbackslash{}y"
-    )
+# Such a name begins with what would belong to the end of the row before.
+@pytest.mark.parametrize("name", [r"[a]*_50% & {#1} $x^2~\y <z>", "*", "head, N=9"])
+def test_latex_reads_back_as_the_names_of_all_methods(name: str) -> None:
+    report = report_of()
+    (case,) = report["samplings"]
+    case["described"] = name
+    for part in (case, *case["prompts"]):
+        part["methods"] = {"baseline": measures(1.0), name: measures(1.25)}
+    _, sampling, _, row = read_tabular(as_latex(report))
+    assert (sampling, row[0]) == ([name], name)
 
 
 def test_the_seed_of_a_head_is_that_of_the_run_beside_it(tmp_path: Path) -> None:

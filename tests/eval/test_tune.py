@@ -1,15 +1,18 @@
 """`python -m eval tune`: the tree that is really fastest, or the baseline, and `tree: auto`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_folders import write_yaml
+from chat_folders import write_lines
+from tiny_folders import write_pair, write_yaml
+from tiny_models import forgetful_target
 
 from eval import tune
 from eval.commands import evaluate
-from eval.tune import Candidate, choose
+from eval.tuned import Candidate, choose, verdict
 from redrafter_jax import InputError, TreeConfig, load_tree, save_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.files.tree_table import (
@@ -18,10 +21,16 @@ from redrafter_jax.files.tree_table import (
     find_tree_table,
     write_tree_table,
 )
+from redrafter_jax.verdict import Texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SMALL = TreeConfig(1, 1)
+
+
+def candidate(low: float, middle: float, high: float, recurrent: int = 9) -> Candidate:
+    accepted = {"recurrent": recurrent}
+    return Candidate(SMALL, 2.0, 1.0, 2.0, 8, (low, middle, high), accepted)
 
 
 @pytest.fixture
@@ -124,8 +133,107 @@ def test_a_time_that_is_over_when_the_models_are_loaded_still_measures_a_tree(
 def test_what_beats_the_baseline_beyond_noise_is_chosen(
     measured: list[tuple[float, float, float]], chosen: int | None
 ) -> None:
-    finalists = [Candidate(SMALL, 2.0, 1.0, 2.0, 8, quartiles) for quartiles in measured]
+    finalists = [candidate(*quartiles) for quartiles in measured]
     assert choose(finalists) == (None if chosen is None else finalists[chosen])
+
+
+def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
+    assert choose([candidate(1.1, 1.2, 1.3, recurrent=0)]) is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "measured", "accepted", "texts", "sentence"),
+    [
+        (
+            SMALL,
+            (1.1, 1.2, 1.3),
+            {"recurrent": 9},
+            Texts(8),
+            "Faster: 'head' decodes 1.20 times as fast (middle half 1.10 to 1.30) with W=1 R=1 "
+            "N=2; the table has this tree.",
+        ),
+        # Gemma 3 270M's: 27 tokens of the head, 207 looked up.
+        (
+            TreeConfig(1, 1, lookup_tokens=8),
+            (2.0, 2.4, 2.5),
+            {"recurrent": 27, "lookup": 207},
+            Texts(8),
+            "Faster by prompt lookup, not by the head: 'head and lookup' decodes 2.40 times as "
+            "fast (middle half 2.00 to 2.50) with W=1 R=1 N=10 C=8, 88% of the accepted tokens "
+            "looked up; the table has this tree, but it needs no head: --no-drafter "
+            "--lookup-tokens 8.",
+        ),
+        (
+            SMALL,
+            (2.0, 2.4, 2.5),
+            {"recurrent": 9},
+            Texts(8, repeating=4),
+            "Too little data to tell: 4 of 8 texts repeat themselves, which any drafter guesses; "
+            "the table has the tree that was fastest on these, so tune again with more prompts, or "
+            "others.",
+        ),
+        (
+            SMALL,
+            (0.8, 0.9, 0.95),
+            {"recurrent": 9},
+            Texts(8),
+            "Slower than no drafting: 'head' decodes 0.90 times as fast (middle half 0.80 to 0.95) "
+            "with W=1 R=1 N=2; the table says to decode without the head.",
+        ),
+        (
+            SMALL,
+            (0.8, 0.9, 0.95),
+            {"recurrent": 9},
+            Texts(2),
+            "Too little data to tell: 2 texts, and 8 are the fewest; the table has no tree, so "
+            "tune again with more prompts, or others.",
+        ),
+    ],
+)
+def test_the_verdict_says_whose_gain_the_chosen_tree_is(
+    tree: TreeConfig,
+    measured: tuple[float, float, float],
+    accepted: dict[str, int],
+    texts: Texts,
+    sentence: str,
+) -> None:
+    found = [Candidate(tree, 2.0, 1.0, 2.0, 8, measured, accepted)]
+    assert verdict(found, choose(found), texts) == sentence
+
+
+@pytest.mark.parametrize(
+    ("memory", "last"),
+    [
+        (1.0, "Slower than no drafting|No clear difference|Faster by prompt lookup, not by"),
+        (0.0, "Too little data to tell: [5-8] of 8 texts repeat themselves"),
+    ],
+)
+def test_no_last_line_gives_a_gain_to_a_head_of_random_weights(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    drafter: LoadedHead,
+    memory: float,
+    last: str,
+) -> None:
+    folders = write_pair(tmp_path, forgetful_target(memory), drafter)
+    prompts = write_lines(tmp_path / "prompts.jsonl", *({"prompt": one * 2} for one in "abcdefgh"))
+    values = {
+        "target": folders.target,
+        "drafter": folders.drafter,
+        "prompts": prompts,
+        "dtype": "float32",
+        "max_new_tokens": 24,
+        "stop": "never",
+        "trees": [
+            {"beam_width": 1, "draft_rounds": 1},
+            {"beam_width": 1, "draft_rounds": 1, "lookup_tokens": 4},
+        ],
+        "batch_sizes": [1],
+        "report_dir": str(tmp_path),
+    }
+    evaluate(["tune", f"--config={write_yaml(tmp_path / 'settings.yaml', values)}"])
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(f"batch size 1, greedy: ({last})", line)
 
 
 @pytest.mark.parametrize(("prompts", "sizes"), [(3, [1, 2]), (4, [1, 2, 4])])
@@ -134,6 +242,7 @@ def test_unless_told_otherwise_every_batch_up_to_eight_has_an_entry(
 ) -> None:
     monkeypatch.setattr(tune._Pair, "find", lambda *_: [])
     monkeypatch.setattr(tune, "show", lambda *_: None)
+    monkeypatch.setattr(tune, "verdict", lambda *_: "")
     evaluate(["tune", "--config", str(config), f"prompt_count={prompts}", "batch_sizes=null"])
     table = find_tree_table(config.parent / "drafter")
     assert table is not None

@@ -3,10 +3,12 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from redrafter_jax.acceptance import repeats_itself
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import is_first, read_lines
 
@@ -128,8 +130,19 @@ def count_tokens(rows: JsonRows) -> int:
     return sum(sum(row["loss_mask"]) for row in rows)
 
 
+def written_texts(row: Mapping[str, Any]) -> Iterator[list[int]]:
+    """What the target wrote of a row: every answer, or the text."""
+    pairs = zip(row["input_ids"], row["loss_mask"], strict=True)
+    for carries_loss, own in groupby(pairs, lambda pair: pair[1]):
+        if carries_loss:
+            yield [token for token, _ in own]
+
+
 def summarize(settings: RegenerateSettings) -> str:
-    """A sentence on what the output holds, and on what was left out of it."""
+    """A sentence on what the output holds, and on what was left out of it.
+
+    Where half of it or more repeats itself a second one warns of that.
+    """
     rows = read_rows(settings.output)
     first = [row for row in rows if row.get("row", 0) == 0]
     summary = f"{len(rows)} rows of {len(first)} conversations in {settings.output}: "
@@ -151,7 +164,17 @@ def summarize(settings: RegenerateSettings) -> str:
     if ended:
         summary += f"; later answers left out: {describe_skips(ended)}"
     dropped = sum((Counter(row.get("dropped", {})) for row in first), Counter())
-    return f"{summary}; left out: {describe_counts(dropped)}" if dropped else summary
+    if dropped:
+        summary += f"; left out: {describe_counts(dropped)}"
+    texts = [text for row in rows for text in written_texts(row)]
+    repeating = sum(map(repeats_itself, texts))
+    if texts and 2 * repeating >= len(texts):
+        summary += (
+            f". Warning: {repeating} of {len(texts)} repeat themselves, and a head that reads them "
+            "learns little else; raise temperatures, or if the target is a base model let it "
+            "continue texts (prompt_tokens)."
+        )
+    return summary
 
 
 def describe_counts(counts: Counter[str]) -> str:

@@ -1,5 +1,6 @@
 """The output of `python -m train regenerate`: rows of texts, and of every kind what is kept."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ from regenerated import Regeneration, read
 
 from redrafter_jax import SamplingConfig, generate_autoregressive, load_target
 from redrafter_jax.errors import InputError
+from train.config import RegenerateSettings
 from train.data.files import read_raw
 from train.data.records import parse
 from train.data.settings import SourceSettings
 from train.data.types import Raw, Tokens
+from train.regenerate.output import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -148,3 +151,29 @@ def test_an_output_that_the_run_reads_is_refused(continuing: Regeneration, tmp_p
 def test_there_must_be_so_many_prompts(continuing: Regeneration, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"count is 100000, but the data has .* of 16 tokens"):
         continuing(tmp_path / "b.jsonl", count=100000)
+
+
+@pytest.mark.parametrize(("loops", "warned"), [(1, False), (2, True)])
+def test_answers_half_of_which_repeat_themselves_are_warned_of(
+    tmp_path: Path, loops: int, warned: bool
+) -> None:
+    """Two rows of two answers each; a question between two answers is neither."""
+    loop, varied = [7, 8] * 10, list(range(20))
+    rows = []
+    for seed in range(2):
+        answers = [loop if 2 * seed + turn < loops else varied for turn in range(2)]
+        ids = [5, *answers[0], 6, 6, *answers[1]]
+        mask = [0, *[1] * 20, 0, 0, *[1] * 20]
+        rows.append({"seed": seed, "input_ids": ids, "loss_mask": mask, "answers": 2, "cut": 0})
+    output = tmp_path / "rows.jsonl"
+    output.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = RegenerateSettings.model_validate(
+        {
+            "target": "a/model",
+            "data": {"sources": [{"files": ["chats.jsonl"]}], "sequence_length": 64},
+            "batch_size": 1,
+            "output": output,
+        }
+    )
+    warning = f". Warning: {loops} of 4 repeat themselves, and a head that reads them learns"
+    assert (warning in summarize(settings)) == warned

@@ -1,0 +1,92 @@
+"""What `python -m eval tune` has found: the tree that is chosen, the table and the verdicts."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.verdict import MeasuredWay, Texts, judge
+
+from .report import make_table
+from .trees import tree_columns
+
+
+class Candidate(NamedTuple):
+    """A tree at one batch size and sampling, as it was measured; see `eval.tune.DEFINITIONS`."""
+
+    tree: TreeConfig
+    acceptance_length: float
+    cost: float
+    predicted: float
+    turns: int
+    measured: tuple[float, float, float]
+    accepted_by: Mapping[str, int]
+
+
+def choose(finalists: Sequence[Candidate]) -> Candidate | None:
+    """The fastest of those that beat the baseline beyond noise; None if none does.
+
+    A tree of which nothing was accepted is none of them: its ratio is the machine's noise.
+    """
+    faster = [one for one in finalists if one.measured[0] > 1 and any(one.accepted_by.values())]
+    return max(faster, key=lambda one: one.measured[1], default=None)
+
+
+def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts) -> str:
+    """A sentence on the chosen tree, or on the finalists where the baseline was chosen.
+
+    `texts` are the baseline's, of the prompts that were decoded.
+    """
+    judged = finalists if best is None else [best]
+    ways = [
+        MeasuredWay(
+            "head and lookup" if one.tree.lookup_tokens else "head",
+            one.tree,
+            True,
+            one.measured,
+            one.accepted_by,
+        )
+        for one in judged
+    ]
+    found = judge(ways, texts._replace(pairs=min(one.turns for one in judged)))
+    if found.kind == "too little data":
+        kept = "no tree" if best is None else "the tree that was fastest on these"
+        return found.then(f"the table has {kept}, so tune again with more prompts, or others")
+    if best is None:
+        return found.then("the table says to decode without the head")
+    if found.way.is_heads_own:
+        return found.then("the table has this tree")
+    tokens = best.tree.lookup_tokens
+    return found.then(
+        f"the table has this tree, but it needs no head: --no-drafter --lookup-tokens {tokens}"
+    )
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A row per finalist, with the one that was chosen."""
+    sizes = tree_columns(rows)
+    numbers = {"acceptance_length": "length", "cost": "step"}
+    cells = []
+    measured = [row for row in rows if row["finalist"]]
+    for (batch_size, sampling), own in groupby(
+        measured, lambda row: (row["batch_size"], row["sampling"])
+    ):
+        finalists = list(own)
+        for row in finalists:
+            low, middle, high = row["measured"]
+            cells.append(
+                [
+                    sampling,
+                    *(str(row[name]) for name in ("batch_size", *sizes)),
+                    *(f"{row[name]:.2f}" for name in numbers),
+                    f"{middle:.2f} [{low:.2f} to {high:.2f}]",
+                    "chosen" * row["chosen"],
+                ]
+            )
+        if not any(row["chosen"] for row in finalists):
+            dashes = ["-"] * (len(sizes) + len(numbers))
+            cells.append([sampling, str(batch_size), *dashes, "the baseline", "chosen"])
+    columns = ["sampling", "B", *sizes.values(), *numbers.values(), "measured", ""]
+    return make_table("", columns, cells)
