@@ -50,7 +50,7 @@ def verified_step(
     """`decode_step` with the target's answers over the tree, for whoever reads its scores."""
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
     drafted = propose(decoder, drafter, state, noise, tree)
-    verified = verify(decoder, drafted, state.cache, drafter.layers)
+    verified = verify(decoder, drafted, state.cache, drafter.layers(decoder.config))
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace, verified
 
