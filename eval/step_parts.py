@@ -50,7 +50,7 @@ def begin_step(
     decoder = target.merge()
     noise = step_noise(state, longest_path(tree), target.config.vocab_size)
     drafted = propose(decoder, drafter, state, noise, tree)
-    verified = verify(decoder, drafted, state.cache, drafter.layers)
+    verified = verify(decoder, drafted, state.cache, drafter.layers(decoder.config))
     return StepArrays(noise, drafted, verified)
 
 
@@ -89,7 +89,7 @@ def run_part(
             drafted = propose(decoder, drafter, varied, noise, tree)
         elif part == "verify":
             varied = drafted._replace(tokens=tokens)
-            verified = verify(decoder, varied, cache, drafter.layers)
+            verified = verify(decoder, varied, cache, drafter.layers(decoder.config))
         else:
             varied = drafted._replace(depth=drafted.depth + none, tokens=tokens)
             sampling = state.sampling._replace(temperature=state.sampling.temperature + none)

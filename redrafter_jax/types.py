@@ -138,7 +138,7 @@ class Verified(NamedTuple):
     Attributes:
       logits: scores of the token after each node, float32; on a mesh maybe a part of V.
       hidden: last hidden state (after the final norm) at each node; before it those of the
-        context layers that were asked for.
+        context layers that were asked for, as they leave these layers.
       keys: per layer, the nodes' own keys.
       values: per layer, the nodes' own values.
     """
@@ -169,8 +169,8 @@ class Decided(NamedTuple):
     Attributes:
       tokens: consecutive tokens of each row, garbage past its `count`.
       following: the token after each; after the last one of a text that is the root.
-      hidden: the target's hidden states at the tokens: of the layers that the drafter reads, then
-        the last one.
+      hidden: the target's hidden states at the tokens: of the layers that the drafter reads, as
+        they leave these, then the last one, after the final norm.
       start: position of the first token.
       count: how many of the C tokens are decided; 0 for a row to which nothing happened.
     """

@@ -45,7 +45,7 @@ def _train() -> None:
         from .data.report import print_line
         from .loop import train
         from .trial import describe_best
-    kinds = (f"{kind.title} (drafter.kind={kind.name})" for kind in KINDS)
+    kinds = (f"{kind.title} (drafter.kind={kind.name})" for kind in KINDS if kind.training)
     settings = parse_settings(
         TrainSettings,
         f"Train a drafter for a frozen target: {' or '.join(kinds)}. Named first, `inspect` shows "

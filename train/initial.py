@@ -11,7 +11,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.kinds import TRAINING
+from redrafter_jax.drafters.kinds import TRAINING, kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_head
 from redrafter_jax.models.target import Target
@@ -66,6 +66,12 @@ def _load_initial(
     chosen: tuple[int, ...] | None,
 ) -> LoadedHead:
     drafter: LoadedHead = find_head(folder).load("float32")
+    kind = kind_of(drafter.config)
+    if kind.training is None:
+        raise InputError(
+            f"drafter.initial_drafter is {folder}, {kind.title}, which is not trained here; name "
+            f"one of {', '.join(TRAINING)}."
+        )
     tokens = drafter.config.draft_tokens
     count = len(tokens or ()) or None
     asked = settings.draft_vocab_size

@@ -56,8 +56,9 @@ def run_target(
     def forward(
         target: Target, tokens: Int[Array, "B T"], segments: Int[Array, "B T"]
     ) -> Float[Array, "B T Z"]:
-        hidden, _, _ = target.merge().forward(tokens, segments, context_layers)
-        return hidden
+        decoder = target.merge()
+        hidden, _, _ = decoder.forward(tokens, segments, context_layers)
+        return decoder.of_one_scale(hidden)
 
     return forward(target, tokens, segments)
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from redrafter_jax.config.drafting import TreeConfig
 from redrafter_jax.config.limits import Count, check_fields, out_of_order, require
+from redrafter_jax.config.target import TargetConfig
 
 Head = Literal["own", "target", "low_rank"]
 
@@ -46,6 +47,11 @@ class HeadConfig:
     def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees that take more tokens than can be drafted; kinds refuse others too."""
         tree.check_tokens(self.draft_vocab_size)
+
+    def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
+        """The context layers of a drafter of this target."""
+        del target
+        return self.context_layers
 
     @property
     def draft_vocab_size(self) -> int:

@@ -74,7 +74,8 @@ def read_chunk(
     chunk, V = tokens[:, :C], decoder.config.vocab_size
     count = jnp.clip(lengths - start, 0, C)
     target_layers, own_layers = split_layers(cache, decoder.config)
-    hidden, target_layers = decoder.extend(chunk, target_layers, count, drafter.layers)
+    layers = drafter.layers(decoder.config)
+    hidden, target_layers = decoder.extend(chunk, target_layers, count, layers)
     last = jnp.clip(lengths - 1 - start, 0, C - 1)
     ends = (start + C >= lengths) & (start < lengths)
 

@@ -60,7 +60,7 @@ def verified_step(
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
     drafted = propose(decoder, drafter, state, noise, tree)
-    verified = verify(decoder, drafted, state.cache, drafter.layers)
+    verified = verify(decoder, drafted, state.cache, drafter.layers(decoder.config))
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace, verified
 

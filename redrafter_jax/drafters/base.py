@@ -39,9 +39,9 @@ class Drafter(ABC):
     def name(self) -> str:
         """What reports call it."""
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states the drafter reads beside the last one."""
+    def layers(self, target: TargetConfig) -> tuple[int, ...]:
+        """Layers of the target whose outputs the drafter reads beside the last hidden state."""
+        del target
         return ()
 
     @property
@@ -66,7 +66,7 @@ class Drafter(ABC):
 
     def check(self, target: TargetConfig) -> None:
         """Refuse a target that it was not made for; a target of too few layers, by default."""
-        check_context_layers(target, self.layers, "The drafter's context_layers")
+        check_context_layers(target, self.layers(target), "The drafter's context_layers")
 
     def check_tree(self, tree: TreeConfig) -> None:
         """Refuse trees that it cannot draft; `tree` has no tokens of prompt lookup."""

@@ -98,9 +98,8 @@ class HeadDrafter(Drafter):
     model: LoadedHead
     borrowed: Model[None, Projection] | None = None
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self.model.config.context_layers
+    def layers(self, target: TargetConfig) -> tuple[int, ...]:
+        return self.model.config.layers_of(target)
 
     @property
     def models(self) -> tuple[Model[Any, Any], ...]:
@@ -140,9 +139,9 @@ class HeadDrafter(Drafter):
         self, target: Decoder, own: Float[Array, "B context"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B context"], KVCache]:
         """The hidden state at the last token, which chose the root."""
-        del target
         newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(decided.hidden, newest, axis=1)[:, 0]
+        hidden = target.of_one_scale(hidden)
         return jnp.where(decided.count[:, None] > 0, hidden, own), cache
 
 
@@ -154,4 +153,4 @@ def _check_target(target: TargetConfig, drafter: HeadConfig) -> None:
                 f"The drafter's {name} is {ours} and the target's is {theirs}; use a drafter "
                 "trained for this target."
             )
-    check_context_layers(target, drafter.context_layers, "The drafter's context_layers")
+    check_context_layers(target, drafter.layers_of(target), "The drafter's context_layers")

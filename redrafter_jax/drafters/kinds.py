@@ -11,7 +11,7 @@ from typing import Any
 from flax import nnx
 
 from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters import medusa, model_drafter, recurrent
+from redrafter_jax.drafters import eagle, eagle_files, eagle_head, medusa, model_drafter, recurrent
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.types import DraftReads
 
@@ -32,6 +32,17 @@ class FileLayout:
       model_type: what `config.json` states of a folder that is saved here.
       is_published: function that tells, by the fields of its `config.json`, whether a folder of the
         kind's authors is of this kind although it does not state our `model_type`.
+      holds: the same by the weights' names, for folders whose fields are those of a target.
+      flatten: function from the fields of `config.json` to those that all others here look at. It
+        raises `FieldError`.
+      rotary: whether the fields state a rotary embedding, as a target's do, for the configuration's
+        `rope_theta` and `rope_scaling`.
+      rename: function from the stored weights by name to the same by the names of `stored_name`.
+      ignored: regular expressions of weights' names that have no place in the module.
+      tables: names of stored arrays of whole numbers that are no weights.
+      read_tables: function of the fields and of those tables that there are. It returns fields of
+        the configuration, and raises `FieldError`.
+      write_tables: function from a configuration to its tables by name.
       own_fields: what `config.json` must state beside fields of the configuration, with its types.
       read: function of the fields of `config.json` and of the weights' shapes by name. It returns
         the fields of the configuration that files call otherwise, or do not state. It raises
@@ -47,6 +58,14 @@ class FileLayout:
     layers: Mapping[str, str]
     model_type: str
     is_published: Callable[[Fields], bool] = lambda stated: False
+    holds: Callable[[Shapes], bool] = lambda shapes: False
+    flatten: Callable[[Fields], Fields] = lambda stated: stated
+    rotary: bool = False
+    rename: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda stored: stored
+    ignored: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    read_tables: Callable[[Fields, Mapping[str, Any]], Fields] = lambda stated, tables: {}
+    write_tables: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     own_fields: Mapping[str, type] = field(default_factory=dict)
     read: Callable[[Fields, Shapes], Fields] = lambda stated, shapes: {}
     weight_files: tuple[str, ...] = ()
@@ -95,14 +114,14 @@ class Kind(Weighted):
       title: what sentences call it.
       module: its weights, made from a configuration.
       files: how it lies in files.
-      training: how it is trained.
+      training: how it is trained; None for a kind that is not trained here.
     """
 
     name: str
     title: str
     module: Callable[..., nnx.Module]
     files: FileLayout
-    training: Training
+    training: Training | None
 
 
 RECURRENT = Kind(
@@ -150,7 +169,33 @@ MEDUSA = Kind(
     ),
     count_reads=medusa.count_reads,
 )
-KINDS = (RECURRENT, MEDUSA)
+EAGLE = Kind(
+    name="eagle",
+    title="an EAGLE head",
+    config=eagle_head.EagleConfig,
+    module=eagle_head.EagleHead,
+    drafter=eagle.EagleDrafter,
+    files=FileLayout(
+        fields=eagle_files.to_files,
+        stored_name=eagle_files.stored_name,
+        layers={},
+        model_type=eagle_files.MODEL_TYPE,
+        is_published=eagle_files.is_published,
+        holds=eagle_files.holds,
+        flatten=eagle_files.flatten,
+        own_fields=dict.fromkeys(eagle_files.STATED, int),
+        rotary=True,
+        read=eagle_files.from_files,
+        rename=eagle_files.rename,
+        ignored=eagle_files.IGNORED,
+        tables=eagle_files.TABLES,
+        read_tables=eagle_files.draft_tokens,
+        write_tables=eagle_files.to_tables,
+    ),
+    training=None,
+    count_reads=eagle.count_reads,
+)
+KINDS = (RECURRENT, MEDUSA, EAGLE)
 # A model has the files and the training of a target.
 MODEL = Weighted(
     config=TargetConfig,
@@ -158,7 +203,7 @@ MODEL = Weighted(
     count_reads=model_drafter.count_reads,
 )
 # By `drafter.kind`.
-TRAINING = {kind.name: kind.training for kind in KINDS}
+TRAINING = {kind.name: kind.training for kind in KINDS if kind.training is not None}
 
 
 def find_kind(config: object) -> Kind | None:
@@ -178,13 +223,14 @@ def kind_of(config: HeadConfig) -> Kind:
     return kind
 
 
-def recognise(stated: Fields) -> Kind | None:
-    """The kind of a drafter's folder by the fields of its `config.json`; None for other folders."""
-    return next(
-        (
-            kind
-            for kind in KINDS
-            if stated.get("model_type") == kind.files.model_type or kind.files.is_published(stated)
-        ),
-        None,
-    )
+def recognise(stated: Fields, shapes: Shapes | None = None) -> Kind | None:
+    """The kind of a drafter's folder; None for other folders.
+
+    Args:
+      stated: the fields of its `config.json`.
+      shapes: of its weights by name, where these are to tell if the fields do not.
+    """
+    for kind in KINDS:
+        if stated.get("model_type") == kind.files.model_type or kind.files.is_published(stated):
+            return kind
+    return next((kind for kind in KINDS if shapes and kind.files.holds(shapes)), None)

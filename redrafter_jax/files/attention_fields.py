@@ -50,7 +50,7 @@ _NEUTRAL = {
 }
 # Files of older versions state no base: Llama's was a constant of their code.
 _FIRST_WITH_THETA = (4, 33)
-_LLAMA_THETA = 10000.0
+LLAMA_THETA = 10000.0
 # Of layers with a window, every so many has none.
 _PERIOD = "sliding_window_pattern"
 
@@ -228,7 +228,7 @@ def _implied_theta(values: Mapping[str, Any]) -> float | None:
     if values.get("model_type") != "llama" or version is None:
         return None
     before = tuple(map(int, version.groups())) < _FIRST_WITH_THETA
-    return _LLAMA_THETA if before else None
+    return LLAMA_THETA if before else None
 
 
 def read_windows(

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_jax.config import Quantization, WeightFormat
-from redrafter_jax.drafters.kinds import find_kind, recognise
+from redrafter_jax.drafters.kinds import find_kind
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import find_head
+from redrafter_jax.files.drafter_files import find_head, find_kind_of_files
 from redrafter_jax.files.gguf import GgufFiles
 from redrafter_jax.files.locate import SINGLE_FILE, TREE_TABLE
 from redrafter_jax.files.parameters import MatchedModel, dotted
@@ -70,7 +70,8 @@ def convert(
             "to, or leave the option out if it is quantized already."
         )
     stated: dict[str, object] = files.fields
-    is_drafter = recognise(stated) is not None
+    is_gguf = isinstance(files, GgufFiles)
+    is_drafter = not is_gguf and find_kind_of_files(source, stated) is not None
     found = find_head(source) if is_drafter else files.match(keep_quantized=keep_quantized)
     forms = _formats(found, quantization)
     is_quantized = any(weight.scale is not None for weight in found.weights)
@@ -169,10 +170,11 @@ def _write_weights(
 ) -> list[str]:
     """As many files as the source has; the names of all, an index of theirs included."""
     shards: dict[Path, list[StoredWeight]] = {}
-    for weight in found.weights:
+    every = (*found.weights, *found.tables)
+    for weight in every:
         shards.setdefault(weight.path, []).append(weight)
     if len(shards) == 1:
-        write_shard(folder / SINGLE_FILE, found.weights, dtype, forms)
+        write_shard(folder / SINGLE_FILE, every, dtype, forms)
         return [SINGLE_FILE]
     placed: dict[str, str] = {}
     total = 0
@@ -237,7 +239,8 @@ def _check_same(
     found: MatchedModel, written: MatchedModel, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> None:
     """Read back what was written, and compare it with the source, bit for bit."""
-    for ours, theirs in zip(written.weights, found.weights, strict=True):
+    pairs = zip((*written.weights, *written.tables), (*found.weights, *found.tables), strict=True)
+    for ours, theirs in pairs:
         if ours.name != theirs.name or not same_weight(ours, theirs, dtype, forms.get(theirs.name)):
             raise InputError(
                 f"{theirs.path}: weight {theirs.name!r} does not load the same once it is written; "

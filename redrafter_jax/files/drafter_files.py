@@ -4,8 +4,9 @@ How the files of each kind of head are laid out is said by its record in
 `redrafter_jax.drafters.kinds`; a model lies as a target does.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -18,11 +19,13 @@ from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.kinds import KINDS, Kind, kind_of, recognise
 from redrafter_jax.drafters.self_drafter import SelfDrafter, parse_self
 from redrafter_jax.errors import InputError
+from redrafter_jax.files.attention_fields import LLAMA_THETA, read_rotary, rotary_fields
 from redrafter_jax.files.family_table import FAMILIES, MULTIMODAL
 from redrafter_jax.files.fields import errors_naming, field, read_json
 from redrafter_jax.files.locate import is_gguf, locate, locate_weights
 from redrafter_jax.files.parameters import Layout, MatchedModel, match_weights, save
 from redrafter_jax.files.quantized import check_method
+from redrafter_jax.files.stored import StoredWeight, read_table
 from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.files.weight_files import find_weights
 from redrafter_jax.models.target import Target
@@ -101,8 +104,11 @@ def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
     Raises:
       InputError: the files cannot be written.
     """
-    kind = kind_of(drafter.config)
-    save(Path(folder), drafter, _layout(kind), kind.files.fields(drafter.config))
+    config, kind = drafter.config, kind_of(drafter.config)
+    fields = {**kind.files.fields(config)}
+    if kind.files.rotary:
+        fields |= rotary_fields(config.rope_theta, config.rope_scaling)
+    save(Path(folder), drafter, _layout(kind), fields, kind.files.write_tables(config))
 
 
 class FoundSelf(NamedTuple):
@@ -135,7 +141,9 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
         assert target is not None, "its files are known to all that name one"
         return FoundSelf(own, own.shape(target.config))
     path = locate(name)
-    if is_gguf(path) or recognise(stated := read_json(path / "config.json")) is None:
+    stated = {} if is_gguf(path) else read_json(path / "config.json")
+    kind = find_kind_of_files(name, stated)
+    if kind is None:
         if not is_gguf(path):
             _refuse_unknown(path / "config.json", stated.get("model_type"))
         files = open_target(name)
@@ -143,27 +151,61 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
             outline(files.config).check(target.config)
             check_tokens(files, target)
         return files.match()
-    return find_head(name)
+    return _match_head(name, path, stated, kind)
 
 
 def find_head(name: str | Path) -> MatchedModel:
     """A trained head, no weight read yet; errors are those of `load_drafter`."""
     folder = locate(name)
-    path = folder / "config.json"
-    values = {} if is_gguf(folder) else read_json(path)
-    kind = recognise(values)
+    stated = {} if is_gguf(folder) else read_json(folder / "config.json")
+    kind = find_kind_of_files(name, stated)
     if kind is None:
         raise InputError(f"{folder} is a model and no trained head; give a head's folder.")
+    return _match_head(name, folder, stated, kind)
+
+
+def _match_head(
+    name: str | Path, folder: Path, values: Mapping[str, Any], kind: Kind
+) -> MatchedModel:
+    """The head of a kind in a folder whose `config.json` states these fields."""
+    path = folder / "config.json"
     check_method(values, path)
     files = kind.files
-    own = {key: field(values, key, path, needed) for key, needed in files.own_fields.items()}
+    with errors_naming(path):
+        flat = {**files.flatten(values)}
+    flat |= {key: field(flat, key, path, needed) for key, needed in files.own_fields.items()}
+    rotary: dict[str, Any] = {}
+    if files.rotary:
+        # The authors' code and that of all who read their files have Llama's base as its default.
+        rotary["rope_theta"], rotary["rope_scaling"] = read_rotary(flat, path, LLAMA_THETA)
     # The sizes of some published heads are in the weights alone.
     folder = locate_weights(name, folder, files.weight_files)
-    stored = find_weights(folder, files.weight_files)
+    stored = {**files.rename(find_weights(folder, files.weight_files))}
+    tables = {name: stored.pop(name) for name in files.tables if name in stored}
     with errors_naming(path):
-        derived = files.read(values | own, {name: one.shape for name, one in stored.items()})
-    config = read_config(kind.config, {**values, **derived}, path, foreign=True)
-    return match_weights(folder, path, config, stored, _layout(kind))
+        derived = {
+            **files.read(flat, _shapes(stored)),
+            **files.read_tables(flat, {name: read_table(one) for name, one in tables.items()}),
+        }
+    config = read_config(kind.config, {**flat, **derived}, path, foreign=True, **rotary)
+    matched = match_weights(folder, path, config, stored, _layout(kind), files.ignored)
+    return matched._replace(tables=tuple(tables.values()))
+
+
+def find_kind_of_files(name: str | Path, values: Mapping[str, Any]) -> Kind | None:
+    """The kind of a drafter's folder or hub id; None where it is no drafter's.
+
+    Weights are looked for, and downloaded, only where the fields of `config.json`, the `values`,
+    are those of a target of one layer, as those of some published heads are.
+    """
+    kind = recognise(values)
+    if kind is not None or values.get("num_hidden_layers") != 1:
+        return kind
+    return recognise(values, _shapes(find_weights(locate_weights(name, locate(name)))))
+
+
+def _shapes(stored: Mapping[str, StoredWeight]) -> dict[str, tuple[int, ...]]:
+    return {name: one.shape for name, one in stored.items()}
 
 
 def check_tokens(drafter: TargetFiles, target: TargetFiles) -> None:

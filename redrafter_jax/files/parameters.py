@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -73,6 +74,7 @@ class MatchedModel(NamedTuple):
       parameters: the parameters of the module.
       weights: one stored weight for each parameter.
       left_out: names of weights in the files that are not read, such as a second embedding.
+      tables: arrays of whole numbers beside the weights, which the configuration was read from.
     """
 
     folder: Path
@@ -82,6 +84,7 @@ class MatchedModel(NamedTuple):
     parameters: tuple[Parameter, ...]
     weights: tuple[StoredWeight, ...]
     left_out: tuple[str, ...]
+    tables: tuple[StoredWeight, ...] = ()
 
     def digest(self) -> str:
         """A digest of the contents of the model's files: its weights, and what describes it.
@@ -213,8 +216,16 @@ def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Me
     return QuantizedWeight(codes, *(read(part, dtype_of(part)) for part in weight.groups))
 
 
-def save(folder: Path, model: Model[Any, Any], layout: Layout, config: Mapping[str, Any]) -> None:
+def save(
+    folder: Path,
+    model: Model[Any, Any],
+    layout: Layout,
+    config: Mapping[str, Any],
+    tables: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> None:
     """Write `config.json`, which states the fields `config`, and `model.safetensors`.
+
+    The `tables` of whole numbers lie beside the weights.
 
     Raises:
       InputError: the weights cannot be written.
@@ -240,6 +251,7 @@ def save(folder: Path, model: Model[Any, Any], layout: Layout, config: Mapping[s
             for ending, part in zip(endings, stored, strict=True)
             if part is not None
         }
+    tensors |= tables
     fresh = folder / f"{SINGLE_FILE}.new"
     try:
         save_file(tensors, fresh, metadata={"format": "pt"})

@@ -28,6 +28,12 @@ _DTYPES = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 READ_DTYPES = _DTYPES | _CODES
+# Of arrays that are no weights.
+TABLES = {
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
 # Numbers of a weight that are read at a time.
 _NUMBERS = 1 << 20
 # A part of a weight: a slice for each axis.
@@ -170,6 +176,20 @@ def _copy(stored: StoredWeight, index: Index | None) -> Shaped[np.ndarray, "..."
     has it mapped into memory.
     """
     return np.array(memory_map(stored, dtype_of(stored))[index])
+
+
+def read_table(stored: StoredWeight) -> Shaped[np.ndarray, "..."]:
+    """An array of whole numbers, in the host's memory.
+
+    Raises:
+      InputError: it is of another dtype, or the file is cut short.
+    """
+    if stored.dtype not in TABLES:
+        raise InputError(
+            f"{stored.path}: {stored.name!r} is stored as {stored.dtype}; a table of whole numbers "
+            f"is one of {', '.join(TABLES)}."
+        )
+    return np.array(memory_map(stored, TABLES[stored.dtype]))
 
 
 def pieces(stored: StoredWeight) -> Iterator[Shaped[np.ndarray, "..."]]:

@@ -19,7 +19,15 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import field, read_json, reading
 from redrafter_jax.files.locate import SINGLE_FILE
 from redrafter_jax.files.quantized import MINIMUM, SCALE, pack
-from redrafter_jax.files.stored import ITEM_BYTES, READ_DTYPES, StoredWeight, dtype_of, pieces
+from redrafter_jax.files.stored import (
+    ITEM_BYTES,
+    READ_DTYPES,
+    TABLES,
+    StoredWeight,
+    dtype_of,
+    pieces,
+    read_table,
+)
 from redrafter_jax.files.torch_bin import read_torch_file
 from redrafter_jax.models.quantize import compiled_quantize
 
@@ -167,7 +175,8 @@ def _entries(
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """Name, dtype and shape of all that is written of a weight, as `_rows` hands it out."""
     if weight.scale is None and form is None:
-        return [(weight.name, DTYPES[dtype] if dtype else weight.dtype, weight.shape)]
+        kept = weight.dtype if dtype is None or weight.dtype in TABLES else DTYPES[dtype]
+        return [(weight.name, kept, weight.shape)]
     outputs, inputs = weight.shape
     first = next(_rows(weight, dtype, form))
     names = [weight.name + ending for ending in ("", SCALE, MINIMUM)]
@@ -181,6 +190,9 @@ def _rows(
     weight: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Rows of a weight as they are written, some at a time: numbers, or codes and scales."""
+    if weight.dtype in TABLES and weight.scale is None:
+        yield (read_table(weight),)
+        return
     if weight.scale is not None:
         groups = [np.concatenate(list(pieces(part))) for part in weight.groups]
         done = 0

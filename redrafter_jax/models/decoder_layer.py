@@ -25,16 +25,20 @@ WEIGHT_INIT = nnx.initializers.normal(0.02)
 
 
 class Attention(nnx.Module):
-    """Projections of grouped-query attention, stored [in, out]."""
+    """Projections of grouped-query attention, stored [in, out].
 
-    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+    They read as many `inputs` as are given, by default the model's width, which the output has.
+    """
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs, inputs: int | None = None) -> None:
         query_width = config.num_attention_heads * config.head_dim
         key_width = config.num_key_value_heads * config.head_dim
         width = config.hidden_size
+        inputs = inputs or width
         self.config = config
-        self.q_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, query_width)))
-        self.k_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, key_width)))
-        self.v_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, key_width)))
+        self.q_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inputs, query_width)))
+        self.k_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inputs, key_width)))
+        self.v_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inputs, key_width)))
         self.o_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (query_width, width)))
         self.q_bias = _zeros(query_width) if config.attention_bias else None
         self.k_bias = _zeros(key_width) if config.attention_bias else None
@@ -44,7 +48,7 @@ class Attention(nnx.Module):
         self.k_norm = norm_weight(config, config.head_dim) if config.qk_norm else None
 
     def __call__(
-        self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
+        self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """The block's output, and the keys (rotated) and values of the tokens in x."""
 

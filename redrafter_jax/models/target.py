@@ -68,7 +68,7 @@ class Decoder(nnx.Module):
 
         Returns:
           The last hidden states (after the final norm), and per layer the keys and the values.
-          Other layers' hidden states go through the final norm too, so that all are of one scale.
+          Other layers' hidden states are as they leave the layer; see `of_one_scale`.
         """
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         positions = places
@@ -151,8 +151,15 @@ class Decoder(nnx.Module):
             values.append(v)
             if index in context_layers:
                 context.append(x)
-        states = [normalised(one, self.norm, self.config) for one in (*context, x)]
+        states = [*context, normalised(x, self.norm, self.config)]
         return jnp.concatenate(states, axis=-1), tuple(keys), tuple(values)
+
+    def of_one_scale(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... Z"]:
+        """Hidden states of which those of context layers have gone through the final norm too."""
+        D = self.config.hidden_size
+        states = jnp.split(hidden, hidden.shape[-1] // D, axis=-1)
+        normed = [normalised(one, self.norm, self.config) for one in states[:-1]]
+        return jnp.concatenate([*normed, states[-1]], axis=-1) if normed else hidden
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of the tokens, as they enter the first layer."""

@@ -11,6 +11,7 @@ from pydantic import (
     AfterValidator,
     PositiveInt,
     create_model,
+    field_validator,
     model_validator,
 )
 
@@ -71,7 +72,7 @@ class MeshSettings(Settings):
 
 def _takers(name: str) -> list[Kind]:
     """The kinds of drafters of which training may set this field."""
-    return [kind for kind in KINDS if name in kind.training.settings]
+    return [kind for kind in KINDS if kind.training and name in kind.training.settings]
 
 
 def _shape_fields() -> dict[str, Any]:
@@ -79,7 +80,7 @@ def _shape_fields() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in KINDS:
         declared: dict[str, Any] = {one.name: one for one in fields(kind.config)}
-        for name in kind.training.settings:
+        for name in kind.training.settings if kind.training else ():
             kept, default = declared[name].type, declared[name].default
             found.setdefault(name, (kept | None, None) if default is MISSING else (kept, default))
     return found
@@ -112,6 +113,17 @@ class DrafterShape(_KindFields):
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _refuse_untrained(cls, name: object) -> object:
+        for kind in KINDS:
+            if kind.name == name and kind.training is None:
+                raise ValueError(
+                    f"{kind.title} is loaded from files and not trained here; train one of "
+                    f"{', '.join(TRAINING)}"
+                )
+        return name
 
     def count_draft_tokens(self, vocab_size: int) -> int | None:
         """Number of tokens that the head drafts for a vocabulary of this size; None for all."""

@@ -21,8 +21,9 @@ from redrafter_jax import (
     load_drafter,
     save_drafter,
 )
-from redrafter_jax.config import HeadConfig
+from redrafter_jax.config import DynamicScaling, HeadConfig, Llama3Scaling
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind, kind_of, recognise
 from redrafter_jax.files.drafter_files import find_drafter
 from redrafter_jax.settings.sections import DrafterShape
@@ -41,6 +42,31 @@ SHAPES: dict[str, list[HeadConfig]] = {
         MedusaConfig(V, D, 3, 1),
         MedusaConfig(V, D, 3, 0, draft_tokens=(0, 5, 12)),
         MedusaConfig(V, D, 1, 2, head="target", draft_tokens=(1, 2)),
+    ],
+    "eagle": [
+        EagleConfig(V, D, "3", D, 12, 2, 1, 4),
+        EagleConfig(V, D, "1", D, 12, 2, 2, 4, head="target", fc_bias=True, attention_bias=True),
+        EagleConfig(
+            *(V, D, "3", 6, 12, 3, 1, 2),
+            draft_tokens=(0, 3, 4),
+            context_layers=(0, 2, 3, 5),
+            own_embedding=True,
+            attention_bias=True,
+            attention_output_bias=True,
+            qk_norm=True,
+            norm_before_residual=True,
+            norm_before_fc=True,
+        ),
+        EagleConfig(
+            *(V, D, "3", D, 12, 2, 1, 4),
+            head="target",
+            draft_tokens=(1, 2),
+            rms_norm_eps=1e-5,
+            rope_theta=5e5,
+            rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 64),
+            fc_norm=True,
+            norm_output=True,
+        ),
     ],
 }
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
@@ -124,6 +150,23 @@ def test_no_kind_takes_tokens_or_layers_that_cannot_be(
 
 RECURRENT_SHAPE = {"vocab_size": 5, "hidden_size": 4, "exit_dim": 8, "num_draft_layers": 0}
 MEDUSA_SHAPE = {"vocab_size": 5, "hidden_size": 4, "num_heads": 2, "num_draft_layers": 0}
+EAGLE_SHAPE = {
+    "vocab_size": 5,
+    "hidden_size": 4,
+    "version": "3",
+    "width": 4,
+    "intermediate_size": 6,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 2,
+}
+FIRST_EAGLE_SHAPE = {**EAGLE_SHAPE, "version": "1", "head": "target"}
+CONFIGS = {
+    id(RECURRENT_SHAPE): RecurrentConfig,
+    id(MEDUSA_SHAPE): MedusaConfig,
+    id(EAGLE_SHAPE): EagleConfig,
+    id(FIRST_EAGLE_SHAPE): EagleConfig,
+}
 
 
 @pytest.mark.parametrize(
@@ -136,15 +179,31 @@ MEDUSA_SHAPE = {"vocab_size": 5, "hidden_size": 4, "num_heads": 2, "num_draft_la
         (MEDUSA_SHAPE, {"head": "target"}, "num_draft_layers is 0 and head is 'target'.*give 1"),
         (MEDUSA_SHAPE, {"head": "low_rank"}, "head is 'low_rank'; it must be one of own, target"),
         (MEDUSA_SHAPE, {"context_layers": (1,)}, r"context_layers is \(1,\); .* leave it out"),
+        (EAGLE_SHAPE, {"version": "2"}, "version is '2'; it must be one of 1, 3"),
+        (EAGLE_SHAPE, {"width": 6}, "width is 6 and the target's 4; another .* own_embedding"),
+        (
+            EAGLE_SHAPE,
+            {"width": 6, "own_embedding": True, "head": "target"},
+            "head is 'target', whose projection reads 4, and the head's width is 6",
+        ),
+        (EAGLE_SHAPE, {"head_dim": 3}, "head_dim is 3; rotary embedding needs an even number"),
+        (
+            EAGLE_SHAPE,
+            {"rope_scaling": DynamicScaling(2.0)},
+            "rope_scaling is DynamicScaling; .* linear scaling and Llama 3.1's alone",
+        ),
+        (EAGLE_SHAPE, {"fc_norm": True, "norm_before_fc": True}, "is True beside fc_norm"),
+        (FIRST_EAGLE_SHAPE, {"head": "own"}, "head is 'own' and version is '1', which the target"),
+        (FIRST_EAGLE_SHAPE, {"fc_norm": True}, "fc_norm is True and version is '1', which has no"),
+        (FIRST_EAGLE_SHAPE, {"context_layers": (1,)}, "version is '1', which reads the last layer"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_fields_of_a_kind_that_contradict_each_other_are_refused(
     shape: dict[str, Any], changes: dict[str, Any], problem: str
 ) -> None:
-    config = RecurrentConfig if shape is RECURRENT_SHAPE else MedusaConfig
     with pytest.raises(InputError, match=problem):
-        config(**(shape | changes))
+        CONFIGS[id(shape)](**(shape | changes))
 
 
 @every_shape
@@ -163,6 +222,7 @@ def test_no_kind_drafts_more_tokens_than_it_has(
         ("recurrent", {"static_tree": True}, "static_tree is for heads that draft by rank"),
         ("medusa", {"final_beams_only": True}, "final_beams_only is for heads that draft in beams"),
         ("medusa", {"rerank": True}, "rerank is for heads that draft in beams"),
+        ("eagle", {"static_tree": True}, "static_tree is for heads that draft by rank"),
         ("medusa", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 Medusa heads"),
     ],
 )
@@ -172,6 +232,12 @@ def test_trees_that_a_kind_cannot_draft_are_refused(
     asked: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3} | tree
     with pytest.raises(InputError, match=rf"TreeConfig\.{problem}"):
         SHAPES[config][0].check_tree(TreeConfig(**asked))
+
+
+def test_a_kind_that_is_not_trained_says_so() -> None:
+    assert {kind.name for kind in KINDS} - TRAINING.keys() == {"eagle"}
+    with pytest.raises(ValueError, match=r"an EAGLE head is loaded .* not trained here; train one"):
+        DrafterShape.model_validate({"kind": "eagle"})
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -227,6 +293,22 @@ def test_a_head_as_wide_as_the_target_can_start_as_the_targets(name: str) -> Non
         # Three of the four heads, each of one block.
         (MedusaConfig(V, D, 4, 1), 3 * (64 + 8 + 8 * 13), 0, 0),
         (MedusaConfig(V, D, 4, 1, head="target"), 3 * (64 + 8), 1, 0),
+        # The projection of three fused states once; three times four norms, queries, keys and
+        # values of twice the width, the output, the feed-forward block, 13 tokens. Embedded are
+        # the four tokens of a path that is read, and two in each of two rounds.
+        (
+            EagleConfig(V, D, "3", D, 12, 2, 1, 4),
+            24 * 8 + 3 * (4 * 8 + 16 * (8 + 4 + 4) + 64 + 3 * 8 * 12 + 8 * 13),
+            0,
+            4 + 2 * 2,
+        ),
+        # The first version projects its pair in every pass, and has one norm.
+        (
+            EagleConfig(V, D, "1", D, 12, 2, 2, 4, head="target", fc_bias=True),
+            3 * (16 * 8 + 8 + 8 + 4 * 64 + 3 * 8 * 12),
+            3,
+            4 + 2 * 2,
+        ),
     ],
 )
 def test_a_tree_reads_what_its_kind_says(

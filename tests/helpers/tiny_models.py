@@ -1,7 +1,7 @@
 """Tiny targets and drafters with random weights, and drafters that really guess their target."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import nnx
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.config import HeadConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent import RecurrentConfig
@@ -203,6 +204,36 @@ def imitating_medusa(
         known = list(config.draft_tokens or range(V))
         head.lm_head.kernel[...] = jnp.asarray(solution[:, known], jnp.float32)
     return Model.split(config, medusa)
+
+
+def imitating_eagle(target: Target, version: Literal["1", "3"], memory: float = 0.1) -> LoadedHead:
+    """An EAGLE head that mostly computes the forgetful target's map from token to logits.
+
+    What it puts out is the embedding of the token as the target's norm scales it: the first version
+    takes it from its pair; EAGLE-3 by attention, which sees all tokens of the text and finds those
+    that are the same. `memory` scales all else, so that what it drafts depends on its cache.
+    """
+    config, heads = target.config, 4
+    D, third = config.hidden_size, version == "3"
+    own: dict[str, Any] = {"context_layers": (0,)} if third else {"head": "target"}
+    shape = EagleConfig(config.vocab_size, D, version, D, 48, heads, heads, D // heads, **own)
+    head = random_drafter(shape).merge()
+    decoder = target.merge()
+    norm, same = decoder.norm[...], jnp.eye(D)
+    head.fc.kernel[...] = memory * head.fc.kernel[...]
+    head.mlp.down_proj[...] = memory * head.mlp.down_proj[...]
+    if not third:
+        head.self_attn.o_proj[...] = memory * head.self_attn.o_proj[...]
+        head.fc.kernel[...] = jnp.concatenate([jnp.diag(norm), head.fc.kernel[...][D:]])
+        return Model.split(shape, head)
+    nothing = jnp.zeros((D, D))
+    head.embedding_norm[...] = jnp.ones(D)
+    for name, factor in {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 1.0}.items():
+        getattr(head.self_attn, name)[...] = jnp.concatenate([factor * same, nothing])
+    head.self_attn.o_proj[...] = same
+    head.norm[...] = norm
+    head.lm_head.kernel[...] = decoder.lm_head[...]
+    return Model.split(shape, head)
 
 
 def assert_same(first: Model[Any, Any], second: Model[Any, Any]) -> None:

@@ -71,6 +71,7 @@ def test_features_are_what_the_target_says_of_every_token(
     np.testing.assert_array_equal(kept["starts"], np.cumsum([0, *there.sum(axis=1)]))
     decoder = load_target(target, "float32").merge()
     hidden, _, _ = jax.jit(partial(decoder.forward, context_layers=(0, 1)))(tokens, segments)
+    hidden = decoder.of_one_scale(hidden)
     scores = np.asarray(jax.nn.log_softmax(decoder.logits(hidden)))[there]
     best = np.sort(scores)[:, :-6:-1]
     near = partial(np.testing.assert_allclose, rtol=2**-8, atol=1e-5)

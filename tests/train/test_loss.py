@@ -56,7 +56,7 @@ def forward(
     """The target's hidden states and logits."""
     decoder = target.merge()
     hidden, _, _ = decoder.forward(jnp.asarray(tokens), segments, context_layers)
-    return hidden, decoder.logits(hidden)
+    return decoder.of_one_scale(hidden), decoder.logits(hidden)
 
 
 @jax.jit

@@ -1,0 +1,289 @@
+"""EAGLE heads: one decoder layer over pairs of a hidden state and the embedding of the token after.
+
+The pair (hidden state at i, token i + 1) has an entry at position i of the layer's own cache. What
+the layer puts out predicts token i + 2, and in a round of drafting it stands for the target's
+hidden state at i + 1, which is not known yet. EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858) read
+the target's last hidden state and score by its vocabulary projection; EAGLE-3 (arXiv 2503.01840)
+fuses the outputs of several of its layers and has a projection of its own.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import (
+    HeadConfig,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    TargetConfig,
+    TreeConfig,
+)
+from redrafter_jax.config.limits import Count, Positive, require
+from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.decoder_layer import (
+    WEIGHT_INIT,
+    Angles,
+    Attend,
+    Attention,
+    FeedForward,
+    norm_weight,
+    normalised,
+)
+from redrafter_jax.models.linear import linear, read_rows
+from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.types import Scorer
+
+# Layers that a head fuses if its files name none: SafeAILab's `modeling_llama_kv.py` takes the
+# inputs of layers 2, L // 2 and L - 3 of L, which are the outputs of those before them.
+_FUSED = 3
+_LEAST_LAYERS = 7
+
+
+@dataclass(frozen=True)
+class EagleConfig(HeadConfig):
+    """Shape of an EAGLE head.
+
+    `vocab_size` and `hidden_size` are the target's. `context_layers` are the layers that EAGLE-3
+    fuses; where they are empty it fuses the second layer, one in the middle and the fourth from the
+    end.
+
+    Attributes:
+      version: "1" for EAGLE and EAGLE-2, whose heads are alike; "3" for EAGLE-3.
+      width: of the head's own hidden state; of version 1 the target's.
+      intermediate_size: of the feed-forward block.
+      num_attention_heads: Q.
+      num_key_value_heads: K.
+      head_dim: H.
+      rms_norm_eps: of all norms of the head.
+      rope_theta: rotary base.
+      rope_scaling: how rotary frequencies are stretched; None leaves them plain.
+      fc_bias: whether the projection of the fused or paired input has a bias.
+      attention_bias: whether queries, keys and values have one.
+      attention_output_bias: whether the attention block's output has one.
+      qk_norm: whether every attention head's queries and keys are normalised before they are
+        rotated.
+      own_embedding: whether the head has an embedding of its own, as one of another width must.
+      norm_before_residual: whether the residual around attention is taken after the norm.
+      norm_before_fc: whether one norm stands before the projection, over all fused hidden states.
+      fc_norm: whether each of them has a norm of its own there (EAGLE-3.1, arXiv 2605.09992).
+      norm_output: whether the next round reads the output after the last norm, not before it.
+    """
+
+    version: Literal["1", "3"]
+    width: Count
+    intermediate_size: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Positive = 10000.0
+    rope_scaling: RopeScaling | None = None
+    fc_bias: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    qk_norm: bool = False
+    own_embedding: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    head: Literal["own", "target"] = field(default="own", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.layer  # which checks its sizes
+        target, own = self.hidden_size, self.width
+        alike = own == target
+        problem = f"is {own} and the target's {target}; another width needs own_embedding."
+        require(alike or self.own_embedding, self, "width", problem)
+        problem = f"is 'target', whose projection reads {target}, and the head's width is {own}."
+        require(alike or self.head == "own", self, "head", problem)
+        scaled = isinstance(self.rope_scaling, LinearScaling | Llama3Scaling | None)
+        name = type(self.rope_scaling).__name__
+        problem = f"is {name}; heads are known with linear scaling and Llama 3.1's alone."
+        require(scaled, self, "rope_scaling", problem)
+        problem = "is True beside fc_norm; the files' authors take one or the other."
+        require(not (self.norm_before_fc and self.fc_norm), self, "norm_before_fc", problem)
+        if self.version == "1":
+            self._check_first_version()
+
+    def _check_first_version(self) -> None:
+        third = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
+        for name in third:
+            problem = "is True and version is '1', which has no such norm."
+            require(not getattr(self, name), self, name, problem)
+        problem = f"is {self.context_layers} and version is '1', which reads the last layer alone."
+        require(not self.context_layers, self, "context_layers", problem)
+        problem = f"is {self.head!r} and version is '1', which the target's projection scores."
+        require(self.head == "target", self, "head", problem)
+        problem = f"is {self.width}; of version '1' it is the target's, {self.hidden_size}."
+        require(self.width == self.hidden_size, self, "width", problem)
+
+    @property
+    def layer(self) -> TargetConfig:
+        """The head's decoder layer, as the one of a target."""
+        return TargetConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.width,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=1,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            rope_theta=self.rope_theta,
+            rms_norm_eps=self.rms_norm_eps,
+            max_position_embeddings=1,  # the target's limit holds
+            tie_word_embeddings=True,
+            eos_token_ids=(),
+            rope_scaling=self.rope_scaling,
+            attention_bias=self.attention_bias,
+            attention_output_bias=self.attention_output_bias,
+            qk_norm=self.qk_norm,
+        )
+
+    @property
+    def fused(self) -> int:
+        """The number of hidden states that EAGLE-3 fuses; of version 1 the last one is read."""
+        return 1 if self.version == "1" else len(self.context_layers) or _FUSED
+
+    def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
+        """The layers fused, of this target."""
+        if self.version == "1" or self.context_layers:
+            return self.context_layers
+        layers = target.num_hidden_layers
+        if layers < _LEAST_LAYERS:
+            raise InputError(
+                f"The target has {layers} layers, and the EAGLE-3 head does not name those that it "
+                f"reads; the usual three are of targets with {_LEAST_LAYERS} or more."
+            )
+        return 1, layers // 2 - 1, layers - 4
+
+    def check_tree(self, tree: TreeConfig) -> None:
+        """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
+        if tree.static_tree:
+            raise InputError(
+                "TreeConfig.static_tree is for heads that draft by rank, and this is an EAGLE "
+                "head, whose trees follow its beams; leave it out."
+            )
+        super().check_tree(tree)
+
+
+class EagleHead(HeadWeights):
+    """Parameters of an EAGLE head; `run` is its layer, `logits` scores what that puts out."""
+
+    config: EagleConfig
+
+    def __init__(self, config: EagleConfig, *, rngs: nnx.Rngs) -> None:
+        layer, third = config.layer, config.version == "3"
+        D, width = config.hidden_size, config.width
+        inputs = config.fused * D if third else 2 * D
+        self.config = config
+        if config.norm_before_fc:
+            self.input_norm = norm_weight(layer, inputs)
+        if config.fc_norm:
+            self.fc_norm = nnx.List([norm_weight(layer, D) for _ in range(config.fused)])
+        self.fc = Dense(inputs, width, bias=config.fc_bias, rngs=rngs)
+        if third:
+            self.embedding_norm, self.hidden_norm = norm_weight(layer), norm_weight(layer)
+            self.norm = norm_weight(layer)
+        self.self_attn = Attention(layer, rngs=rngs, inputs=2 * width if third else width)
+        self.mlp_norm = norm_weight(layer)
+        self.mlp = FeedForward(layer, rngs=rngs)
+        if config.own_embedding:
+            self.embed_tokens = nnx.Param(WEIGHT_INIT(rngs.params(), (config.vocab_size, width)))
+        if config.head == "own":
+            self.lm_head = Dense(width, config.draft_vocab_size, bias=False, rngs=rngs)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the layer's activations: the norms', which are never quantized."""
+        return self.mlp_norm[...].dtype
+
+    def embed(self, tokens: Int[Array, "..."], target: Decoder) -> Float[Array, "... width"]:
+        """Embeddings of the tokens: the head's own, or the target's as they are stored."""
+        if not self.config.own_embedding:
+            return target.stored_embeddings(tokens).astype(self.dtype)
+        table = self.embed_tokens.get_value()
+        return read_rows(table, tokens, self.config.vocab_size, self.dtype)
+
+    def fuse(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... width"]:
+        """What the target's hidden states are to the layer: those fused, or the last one."""
+        config, D = self.config, self.config.hidden_size
+        hidden = hidden.astype(self.dtype)
+        if config.version == "1":
+            return hidden
+        hidden = hidden[..., : config.fused * D]  # the last one is read by version 1 alone
+        if config.norm_before_fc:
+            hidden = normalised(hidden, self.input_norm, config.layer)
+        if config.fc_norm:
+            parts = zip(jnp.split(hidden, config.fused, axis=-1), self.fc_norm, strict=True)
+            normed = [normalised(part, norm, config.layer) for part, norm in parts]
+            hidden = jnp.concatenate(normed, axis=-1)
+        return self.fc(hidden)
+
+    def run(
+        self,
+        embedded: Float[Array, "B T width"],
+        hidden: Float[Array, "B T width"],
+        positions: Int[Array, "B T"],
+        attend: Attend,
+    ) -> tuple[Float[Array, "B T width"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """One pass through the layer.
+
+        Args:
+          embedded: embeddings of the tokens after the positions.
+          hidden: the hidden states at the positions: of `fuse`, or what was put out at the tokens
+            before.
+          positions: rotary positions.
+          attend: attention; what an entry sees is up to the caller.
+
+        Returns:
+          What is put out, and the entries' keys and values.
+        """
+        config, layer = self.config, self.config.layer
+        if config.version == "1":
+            residual = x = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
+        else:
+            normed = normalised(hidden, self.hidden_norm, layer)
+            residual = normed if config.norm_before_residual else hidden
+            x = jnp.concatenate([normalised(embedded, self.embedding_norm, layer), normed], axis=-1)
+        attended, keys, values = self.self_attn(x, self._angles(positions), attend)
+        x = residual + attended
+        x = x + self.mlp(normalised(x, self.mlp_norm, layer))
+        return x, keys, values
+
+    def feed_back(self, output: Float[Array, "... width"]) -> Float[Array, "... width"]:
+        """What the next round reads as the hidden state at the token that the output is of."""
+        return self._last_norm(output) if self.config.norm_output else output
+
+    def logits(
+        self, output: Float[Array, "... width"], scorer: Scorer | None = None
+    ) -> Float[Array, "... U"]:
+        """Scores of the token that the output predicts, float32.
+
+        One for each of the tokens that can be drafted, in their order; on a mesh, those of this
+        device's part of them. With `head="target"` the scorer makes them, of these tokens.
+        """
+        output = output if self.config.version == "1" else self._last_norm(output)
+        if self.config.head == "own":
+            return linear(output, self.lm_head.kernel.get_value(), jnp.float32)
+        assert scorer is not None, "head='target' has no projection of its own: pass scorer="
+        return scorer(output)
+
+    def unroll(self, *_: Any, **__: Any) -> Any:
+        """See `HeadWeights`; EAGLE heads are not trained here."""
+        raise NotImplementedError("EAGLE heads are not trained here")
+
+    def _last_norm(self, output: Float[Array, "... width"]) -> Float[Array, "... width"]:
+        return normalised(output, self.norm, self.config.layer)
+
+    def _angles(self, positions: Int[Array, "B T"]) -> Angles:
+        config = self.config
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        return rotary_angles(positions, frequencies)
