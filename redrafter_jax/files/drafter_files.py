@@ -132,15 +132,16 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
         assert target is not None, "its files are known to all that name one"
         return FoundSelf(own, own.shape(target.config))
     path = locate(name)
-    if is_gguf(path) or recognise(stated := read_json(path / "config.json")) is None:
-        if not is_gguf(path):
-            _refuse_unknown(path / "config.json", stated.get("model_type"))
-        files = open_target(name)
-        if target is not None:
-            outline(files.config).check(target.config)
-            check_tokens(files, target)
-        return files.match()
-    return find_head(name)
+    if not is_gguf(path):
+        stated = read_json(path / "config.json")
+        if recognise(stated) is not None:
+            return find_head(name)
+        _refuse_unknown(path / "config.json", stated.get("model_type"))
+    files = open_target(name)
+    if target is not None:
+        outline(files.config).check(target.config)
+        check_tokens(files, target)
+    return files.match()
 
 
 def find_head(name: str | Path) -> MatchedModel:
