@@ -5,7 +5,7 @@ How the files of each kind of head are laid out is said by its record in
 """
 
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -134,8 +134,8 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
     path = locate(name)
     if not is_gguf(path):
         stated = read_json(path / "config.json")
-        if recognise(stated) is not None:
-            return find_head(name)
+        if (kind := recognise(stated)) is not None:
+            return _match_head(name, path, stated, kind)
         _refuse_unknown(path / "config.json", stated.get("model_type"))
     files = open_target(name)
     if target is not None:
@@ -147,11 +147,16 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
 def find_head(name: str | Path) -> MatchedModel:
     """A trained head, no weight read yet; errors are those of `load_drafter`."""
     folder = locate(name)
-    path = folder / "config.json"
-    values = {} if is_gguf(folder) else read_json(path)
+    values = {} if is_gguf(folder) else read_json(folder / "config.json")
     kind = recognise(values)
     if kind is None:
         raise InputError(f"{folder} is a model and no trained head; give a head's folder.")
+    return _match_head(name, folder, values, kind)
+
+
+def _match_head(name: str | Path, folder: Path, values: dict[str, Any], kind: Kind) -> MatchedModel:
+    """The head that a folder holds, by the fields of its `config.json`."""
+    path = folder / "config.json"
     check_method(values, path)
     files = kind.files
     own = {key: field(values, key, path, needed) for key, needed in files.own_fields.items()}
