@@ -117,7 +117,9 @@ def compare(settings: CompareSettings) -> None:
         "samplings": cases,
         "batch_size": batch_size,
         "target": asdict(target.config),
-        "training_seeds": training_seeds(models),
+        "training_seeds": training_seeds(
+            name for name, model in models.items() if isinstance(model, MatchedModel)
+        ),
         "identity": identity,
     }
     report = write_report(path, measures, settings, DEFINITIONS)

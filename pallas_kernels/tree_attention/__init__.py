@@ -81,7 +81,7 @@ def tree_attention(
 
 
 def _check_shapes(q: Array, k_cache: Array, *others: Array) -> None:
-    names = "k_cache", "v_cache", "lengths", "k_tree", "v_tree", "mask"
+    names: list[str] = ["k_cache", "v_cache", "lengths", "k_tree", "v_tree", "mask"]
     given = dict(zip(names, (k_cache, *others), strict=True))
     for name, array in {"q": q, "k_cache": k_cache, "k_tree": given["k_tree"]}.items():
         if array.ndim != 4:
@@ -89,7 +89,7 @@ def _check_shapes(q: Array, k_cache: Array, *others: Array) -> None:
     B, T, Q, H = q.shape
     K, S = k_cache.shape[1:3]
     N = given["k_tree"].shape[1]
-    expected = {
+    expected: dict[str, tuple[int, ...]] = {
         "k_cache": (B, K, S, H),
         "v_cache": (B, K, S, H),
         "lengths": (B,),

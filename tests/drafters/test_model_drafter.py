@@ -243,9 +243,9 @@ def test_past_its_context_it_drafts_nothing(target: Target) -> None:
     decoder, config = target.merge(), tiny_config(max_position_embeddings=24)
     decoder.config = config
     short = Model.split(config, decoder)
-    prompt, options = TEXT[:10], {"max_new_tokens": 30}
-    result = generate(target, short, [prompt], tree=CHAIN, **options)
-    assert result.tokens == generate_autoregressive(target, [prompt], **options).tokens
+    prompt = TEXT[:10]
+    result = generate(target, short, [prompt], max_new_tokens=30, tree=CHAIN)
+    assert result.tokens == generate_autoregressive(target, [prompt], max_new_tokens=30).tokens
     # The first new token is prefill's. Roots at positions 10 and 15 draft up to 14 and 19; of the
     # one at 20, the last draft would stand at 24.
     assert result.accept_counts[0].tolist() == [30 - 1 - 2 * 5, 0, 0, 0, 2]

@@ -269,7 +269,7 @@ def first_update(*models: Any, **arguments: Any) -> None:
         ({"drafter": None, "tree": TreeConfig()}, "but there is no drafter; leave"),
         ({"drafter": None, "tree": TABLE}, "a table of trees, but there is no drafter; leave"),
         (
-            {"drafter": random_target()},
+            {"drafter": "self:int4"},
             r"^drafter is .*; give what load_drafter returns, .* or None",
         ),
         ({"target": DRAFTER}, r"^target is Model\(.*; give what load_target"),

@@ -49,7 +49,7 @@ def test_they_are_compared_as_heads_are(
     def bytes_of(tree: Any) -> int:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
-    params = habitual_target.params
+    params: Any = habitual_target.params
     layers, ends = params["layers"], [params["norm"], params["lm_head"]]
     rest = found["baseline"]["bytes_per_step"] + 2 * params["embed_tokens"].get_value()[0].nbytes
     read = {name: found[name]["bytes_per_step"] - rest for name in drafters}
