@@ -64,7 +64,8 @@ CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], st
         {"kind": "medusa"},
         [
             ({"exit_dim": 8}, "exit_dim is for a recurrent head; leave it out of kind: medusa"),
-            ({"kind": "eagle"}, "Input should be 'recurrent' or 'medusa'"),
+            ({"kind": "lstm"}, "Input should be 'recurrent' or 'medusa'"),
+            ({"kind": "eagle"}, "not trained here; train one of recurrent, medusa"),
             ({"kind": "recurrent", "head": "low_rank"}, "head_rank is None"),
             ({"cell": "lstm"}, r"cell\s+Input should be 'simple', 'gru' or 'sum'"),
             ({"initial_drafter": "a", "initial_head": "target"}, "initial_drafter gives the head"),

@@ -75,7 +75,7 @@ def test_steps_grow_once_all_are_taken_and_not_on_the_way() -> None:
         for steps in (40, 60)
     )
     check_same_run(saved.model_dump(mode="json"), 40, more)
-    with pytest.raises(InputError, match="settings for steps; steps may only grow, once all 40"):
+    with pytest.raises(InputError, match=r"steps 40 \(now 60\); steps may only grow, once all 40"):
         check_same_run(saved.model_dump(mode="json"), 20, more)
 
 
