@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafters.head_drafter import HeadWeights
+from redrafter_jax.drafters.head_drafter import TrainedHead
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import Scorer
 
@@ -148,7 +148,7 @@ def split_chunks(
 
 
 def round_sums(
-    drafter: HeadWeights,
+    drafter: TrainedHead,
     target: Decoder,
     chunk: Chunk,
     *,

@@ -8,7 +8,7 @@ fuses the outputs of several of its layers and has a projection of its own.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -275,10 +275,6 @@ class EagleHead(HeadWeights):
             return linear(output, self.lm_head.kernel.get_value(), jnp.float32)
         assert scorer is not None, "head='target' has no projection of its own: pass scorer="
         return scorer(output)
-
-    def unroll(self, *_: Any, **__: Any) -> Any:
-        """See `HeadWeights`; EAGLE heads are not trained here."""
-        raise NotImplementedError("EAGLE heads are not trained here")
 
     def _last_norm(self, output: Float[Array, "... width"]) -> Float[Array, "... width"]:
         return normalised(output, self.norm, self.config.layer)

@@ -67,6 +67,10 @@ class HeadWeights(nnx.Module):
         tokens = self.config.draft_tokens
         return None if tokens is None else jnp.asarray(tokens, jnp.int32)
 
+
+class TrainedHead(HeadWeights):
+    """Parameters of a head that is trained here."""
+
     @abstractmethod
     def unroll(
         self,

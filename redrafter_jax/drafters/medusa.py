@@ -20,7 +20,7 @@ from redrafter_jax.config.limits import Count, FieldError, Natural, require
 from redrafter_jax.drafters.head_drafter import (
     Dense,
     HeadDrafter,
-    HeadWeights,
+    TrainedHead,
     make_blocks,
     run_blocks,
 )
@@ -84,7 +84,7 @@ class MedusaHead(nnx.Module):
             self.lm_head = Dense(D, config.draft_vocab_size, bias=False, rngs=rngs)
 
 
-class MedusaHeads(HeadWeights):
+class MedusaHeads(TrainedHead):
     """K heads; head k predicts the token k + 2 places after the one whose hidden state it reads.
 
     The target itself predicts the token before that of head 0, the root.
@@ -122,7 +122,7 @@ class MedusaHeads(HeadWeights):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `HeadWeights`: a head for every round, whatever tokens follow."""
+        """See `TrainedHead`: a head for every round, whatever tokens follow."""
         del embedded
         yield from jnp.moveaxis(self.logits(hidden, rounds, scorer), -2, 0)
 

@@ -20,7 +20,7 @@ from redrafter_jax.drafters.grow import Grown, grow
 from redrafter_jax.drafters.head_drafter import (
     Dense,
     HeadDrafter,
-    HeadWeights,
+    TrainedHead,
     make_blocks,
     run_blocks,
 )
@@ -99,7 +99,7 @@ class RecurrentConfig(HeadConfig):
         return self.exit_dim != 2 * self.hidden_size
 
 
-class RecurrentHead(HeadWeights):
+class RecurrentHead(TrainedHead):
     """`[context ; state]` -> projection -> residual blocks -> head -> the tokens to draft from.
 
     One set of weights serves every round; the state is zero before the root is fed.
@@ -192,7 +192,7 @@ class RecurrentHead(HeadWeights):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `HeadWeights`: the decoder's recurrence, fed with true tokens."""
+        """See `TrainedHead`: the decoder's recurrence, fed with true tokens."""
         context = self.read_context(hidden)
         state = jnp.zeros_like(context)
         for fed in range(rounds):
