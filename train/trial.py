@@ -204,6 +204,8 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
         f"drafters.both.drafter={drafter}",
         "prompts=FILE",
     ]
+    if settings.data.chat_template != "tokenizer":  # which the comparison takes by itself
+        words.append(f"chat_template={settings.data.chat_template}")
     compare = (
         "`eval compare` measures its speed beside no drafting: python -m eval compare --config "
         f"configs/compare.yaml {shlex.join(words)}"

@@ -108,6 +108,10 @@ def test_the_command_of_the_next_step_can_be_pasted(tmp_path: Path) -> None:
     assert words[:6] == ["python", "-m", "eval", "compare", "--config", "configs/compare.yaml"]
     assert f"drafters.head.drafter={folder / 'best'}" in words
     assert words[-1] == "prompts=FILE"
+    # Prompts are to be written as the conversations of training were.
+    values["data"] = {"sources": [{"folder": str(tmp_path)}], "chat_template": "gemma"}
+    told = describe_best(Best(9, 1.92, "a", 24), TrainSettings.model_validate(values))
+    assert "prompts=FILE chat_template=gemma" in told
 
 
 def test_a_trial_with_prompt_lookup_tells_nothing_of_the_head(tmp_path: Path) -> None:
