@@ -109,7 +109,8 @@ def test_the_command_of_the_next_step_can_be_pasted(tmp_path: Path) -> None:
     assert f"drafters.head.drafter={folder / 'best'}" in words
     assert words[-1] == "prompts=FILE"
     # Prompts are to be written as the conversations of training were.
-    values["data"] = {"sources": [{"folder": str(tmp_path)}], "chat_template": "gemma"}
+    data = {"sources": [{"folder": str(tmp_path)}], "sequence_length": 16}
+    values["data"] = data | {"chat_template": "gemma"}
     told = describe_best(Best(9, 1.92, "a", 24), TrainSettings.model_validate(values))
     assert "prompts=FILE chat_template=gemma" in told
 
