@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -421,7 +422,8 @@ def test_rates_are_tokens_by_the_clock(
     values = train_settings(asked, tmp_path, config, 1)
     settings = TrainSettings.model_validate(values)
     times = iter(range(1000))
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(times) / 4)
+    clock = SimpleNamespace(perf_counter=lambda: next(times) / 4)
+    monkeypatch.setattr(probe, "time", clock)
     monkeypatch.setattr(probe, "_SECONDS", 0.5)
     rates = measure_rates(lambda: load_target(target_folder, "float32"), settings, rows=3, top_k=8)
     positions = 2 * 64 / 0.25
