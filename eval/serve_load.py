@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 from rich.table import Table
 
+from redrafter_jax.acceptance import FEW, repeats_itself
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.errors import InputError
@@ -26,6 +27,7 @@ from redrafter_jax.text.prompts import read_prompts
 
 from .config import ServeLoadSettings
 from .report import describe_sampling, make_table, number, show, write_report
+from .served import DEFINITION, compare_rates, verdict
 
 METHODS = {"speculative": True, "baseline": False}
 DEFINITIONS = {
@@ -40,6 +42,7 @@ DEFINITIONS = {
     "output_token": "seconds from the first token to the last, by tokens after the first: "
     "percentiles 50, 90, 99",
     "acceptance_length": "mean tokens gained per target call after prefill",
+    **DEFINITION,
     "device": "of this side, that asked; the server's is not known",
 }
 _PERCENTILES = (50, 90, 99)
@@ -56,6 +59,9 @@ class RequestResult:
       first_token: time to its first token; None if there was none.
       tokens: of the answer.
       calls: target calls after prefill.
+      accepted_by: tokens of the answer by the drafter that proposed them.
+      repeating: whether it repeats itself.
+      short: whether it has few tokens.
       error: None for a complete answer.
     """
 
@@ -63,6 +69,9 @@ class RequestResult:
     first_token: float | None = None
     tokens: int = 0
     calls: int = 0
+    accepted_by: dict[str, int] = field(default_factory=dict)
+    repeating: bool = False
+    short: bool = False
     error: str | None = None
 
 
@@ -103,10 +112,13 @@ def measure_load(settings: ServeLoadSettings) -> None:
             "server's log says why."
         )
     path = settings.report_dir / "serve_load.json"
-    report = write_report(path, {"model": model, "runs": runs}, settings, DEFINITIONS)
+    speedups = [rate._asdict() for rate in compare_rates(runs)]
+    found = {"model": model, "runs": runs, "speedups": speedups, "verdict": verdict(runs)}
+    report = write_report(path, found, settings, DEFINITIONS)
     title = f"{model['id']}, {describe_sampling(settings.sampling)}"
     write_load_chart(report, title, settings.report_dir / "serve_load.png")
     show(path, _table(title, runs), *_error_tables(runs))
+    print(report["verdict"])
 
 
 def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[float]:
@@ -234,7 +246,7 @@ def _body(
 async def _ask(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], arrived: float
 ) -> RequestResult:
-    answer = RequestResult()
+    answer, tokens = RequestResult(), []
     try:
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
@@ -243,32 +255,40 @@ async def _ask(
             async for line in response.aiter_lines():
                 # Other lines of server-sent events are comments, which proxies keep alive with.
                 if answer.error is None and line.startswith("data:"):
-                    _read_event(answer, line.removeprefix("data:"), time.monotonic() - arrived)
+                    now = time.monotonic() - arrived
+                    tokens += _read_event(answer, line.removeprefix("data:"), now)
         if not answer.tokens:  # another kind of server, which ignores unknown fields
             answer.error = answer.error or "no draft_trace"
     except httpx.HTTPError as error:
         answer.error = type(error).__name__
     answer.latency = time.monotonic() - arrived
+    answer.repeating, answer.short = repeats_itself(tokens), len(tokens) <= FEW
     return answer
 
 
-def _read_event(answer: RequestResult, data: str, now: float) -> None:
+def _read_event(answer: RequestResult, data: str, now: float) -> list[int]:
+    """The ids of the event's tokens; the answer so far counts them."""
+    tokens: list[int] = []
     if not data.strip() or data.strip() == "[DONE]":
-        return
+        return tokens
     event = _parsed(data)
     choices = event.get("choices") if isinstance(event, dict) else None
     if not isinstance(choices, list):
         unnamed = "error" if isinstance(event, dict) and "error" in event else "no event of the API"
         answer.error = _kind_of(event) or unnamed
-        return
+        return tokens
     for choice in choices:
         match choice:
-            case {"draft_trace": [*_, {"call": int(call)}] as trace}:
+            case {"draft_trace": [*_, {"token": int(), "call": int(call), "origin": _}] as trace}:
                 answer.first_token = answer.first_token or now
                 answer.tokens += len(trace)
                 answer.calls = call
+                tokens += [one["token"] for one in trace]
+                for source in (one["origin"] for one in trace if one["origin"]):
+                    answer.accepted_by[source] = answer.accepted_by.get(source, 0) + 1
             case _:  # the end, or another server's
                 pass
+    return tokens
 
 
 def _kind_of(body: Any) -> str | None:

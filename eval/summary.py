@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
+from redrafter_jax.verdict import LOOKUP, MeasuredWay, Texts, Verdict, judge
 
 from . import metrics
 from .benchmark import Run, TimedTurn
@@ -249,7 +249,7 @@ def lookup_lines(case: Mapping[str, Any]) -> Iterator[str]:
     """A warning of each method with a head most of whose accepted tokens were looked up."""
     for name, way in case["ways"].items():
         accepted = case["methods"][name]["accepted_by"]
-        share = accepted.get("lookup", 0) / max(sum(accepted.values()), 1)
+        share = accepted.get(LOOKUP, 0) / max(sum(accepted.values()), 1)
         if way["drafter"] is not None and share > 0.5:
             yield (
                 f"Warning: prompt lookup proposed {share:.0%} of the accepted tokens of {name!r}: "

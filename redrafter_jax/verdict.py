@@ -12,7 +12,7 @@ from redrafter_jax.config import TreeConfig
 # mean nothing.
 FEWEST_TEXTS, FEWEST_PAIRS = 8, 4
 # What the tokens of prompt lookup are called where accepted tokens are counted by their source.
-_LOOKUP = "lookup"
+LOOKUP = "lookup"
 Kind = Literal["faster", "slower", "no difference", "too little data"]
 
 
@@ -74,7 +74,7 @@ class MeasuredWay(NamedTuple):
     @property
     def lookup_share(self) -> float:
         """The part of the accepted tokens that prompt lookup proposed."""
-        return self.accepted_by.get(_LOOKUP, 0) / max(sum(self.accepted_by.values()), 1)
+        return self.accepted_by.get(LOOKUP, 0) / max(sum(self.accepted_by.values()), 1)
 
     @property
     def is_heads_own(self) -> bool:

@@ -42,6 +42,11 @@ class OptimizerSettings(Settings):
     batch_size: PositiveInt
     accumulation_steps: PositiveInt = 1
 
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the data that a step reads."""
+        return self.batch_size * self.accumulation_steps
+
 
 class TrainData(DataSettings):
     """The data of a training run, whose short documents share rows: `pack`."""

@@ -19,8 +19,9 @@ from redrafter_jax.files.target_files import open_target
 from redrafter_jax.settings.arguments import parse_settings
 
 from .config import TrainSettings
+from .data.batches import refuse_few_rows
 from .data.documents import refuse_many_skips
-from .data.report import print_line, print_report
+from .data.report import describe_passes, print_line, print_report
 from .data.types import Document
 from .setup import load_sources
 
@@ -45,8 +46,8 @@ def inspect(arguments: Sequence[str]) -> None:
     """Print the counts of every source and some of its documents.
 
     Raises:
-      InputError: what is wrong with the data; rows per batch, prompts and the drafter are for
-        the run itself to check.
+      InputError: what is wrong with the data; prompts and the drafter are for the run itself to
+        check.
     """
     settings = parse_settings(
         InspectSettings,
@@ -70,6 +71,12 @@ def inspect(arguments: Sequence[str]) -> None:
             refuse_many_skips(source.name, source.skips, total, settings.data)
         except InputError as error:
             print_line(console, f"a run would stop: {error}")
+    rows = settings.optimizer.rows_per_step
+    print_line(console, describe_passes(loaded, settings.steps, rows))
+    try:
+        refuse_few_rows([(own.windows, source.weight) for source, own in loaded], rows)
+    except InputError as error:
+        print_line(console, f"a run would stop: {error}")
     for source, _ in loaded:
         order = np.random.default_rng(settings.data.shuffle_seed).permutation(len(source.documents))
         for index in sorted(order[: settings.examples].tolist()):

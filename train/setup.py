@@ -25,7 +25,7 @@ from .config import TrainSettings
 from .data.batches import Batch, make_batches
 from .data.documents import load_documents
 from .data.features import FeatureIndex, ReadRow, open_features
-from .data.report import print_line, print_report
+from .data.report import describe_passes, print_line, print_report
 from .data.rows import Sources, make_rows
 from .data.types import Windows
 from .initial import new_drafter, share_drafted
@@ -78,6 +78,8 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
     files = open_target(settings.target)
     config, sources = files.config, load_sources(settings, files)
     print_report(sources, console)
+    passes = describe_passes(sources, settings.steps, settings.optimizer.rows_per_step)
+    print_line(console, passes)
     chats = any(document.is_chat for source, _ in sources for document in source.documents)
     planned = plan_trial(settings, files, mesh, chats)
     digests = {source.name: digest_rows(made.windows) for source, made in sources}
@@ -86,7 +88,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
         index, readers = _open_features(settings, files, digests)
         digests |= {"features": index.digest}
     mixture = [(made.windows, source.weight) for source, made in sources]
-    rows = settings.optimizer.batch_size * settings.optimizer.accumulation_steps
+    rows = settings.optimizer.rows_per_step
     part = rows_of_process(mesh)
     batches = make_batches(mixture, rows, settings.data.shuffle_seed, part, readers)
     needs_layers = settings.features is None or settings.acceptance is not None

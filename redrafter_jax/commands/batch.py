@@ -12,6 +12,7 @@ from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.commands.options import dtype_of, open_decoder
+from redrafter_jax.commands.speed import describe_acceptance
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.engine.requests import Batch, check_batch
@@ -105,7 +106,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
             speed = decided / (time.perf_counter() - started)
             log(
                 f"{batch[-1] + 1} of {len(rows)} prompts, {speed:.1f} tokens/s, "
-                f"acceptance length {result.acceptance_length:.2f}"
+                f"{describe_acceptance(result, len(batch))}"
             )
 
 

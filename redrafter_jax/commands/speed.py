@@ -7,6 +7,7 @@ from statistics import median
 from threading import Event
 from typing import NamedTuple
 
+from redrafter_jax.acceptance import repeats_itself
 from redrafter_jax.commands.options import TextDecoder
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.drafters.base import RootOnly
@@ -14,6 +15,7 @@ from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update
+from redrafter_jax.verdict import LOOKUP
 
 # Updates that a median is taken of: at least, and of the baseline.
 _UPDATES, _BASELINE_UPDATES = 3, 5
@@ -25,27 +27,49 @@ _ROOT_ALONE = TreeTable("", "", (TunedTree(1, 0.0, None, 1.0, 1.0),))
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
     """A line on how row 0 was decoded."""
-    count, calls, sources = len(result.tokens[0]), result.steps[0], result.accepted_by
+    count, calls = len(result.tokens[0]), result.steps[0]
     speed = "" if tokens_per_second is None else f" {tokens_per_second:.1f} tokens/s,"
-    of_it = ""
-    if len(sources) > 1 and calls:
-        shares = (f"{accepted[0] / calls:.2f} of {name}" for name, accepted in sources.items())
-        of_it = f" ({', '.join(shares)})"
     return (
-        f"{count} tokens,{speed} acceptance length {result.acceptance_length:.2f}{of_it}, {calls} "
-        "target calls after prefill"
+        f"{count} tokens,{speed} {describe_acceptance(result, 1)}, {calls} target calls after "
+        "prefill"
     )
 
 
-def describe_cost(acceptance_length: float, cost: float, drafter: object) -> str:
-    """A sentence on the cost of a target call in calls of the baseline, and on the speed-up."""
-    speed_up = acceptance_length / cost
+def describe_acceptance(result: Generation, rows: int) -> str:
+    """The acceptance length, and what of it each of several drafters gained in the first rows."""
+    calls, sources = sum(result.steps[:rows]), result.accepted_by
+    of_it = ""
+    if len(sources) > 1 and calls:
+        gained = ((sum(counts[:rows]) / calls, name) for name, counts in sources.items())
+        of_it = f" ({', '.join(f'{tokens:.2f} of {name}' for tokens, name in gained)})"
+    return f"acceptance length {result.acceptance_length:.2f}{of_it}"
+
+
+def describe_cost(result: Generation, cost: float, drafter: object) -> str:
+    """A sentence on a target call's cost in calls of the baseline, and on the speed-up of row 0.
+
+    What prompt lookup gains is not called the head's, nor what any drafter guesses.
+    """
+    speed_up = result.acceptance_length / cost
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
-    if speed_up >= _CLEARLY_SLOWER:
+    alone = isinstance(drafter, PromptLookup)
+    if speed_up < _CLEARLY_SLOWER:
+        advice = (
+            "lower --lookup-tokens, or leave it out"
+            if alone
+            else "try --no-drafter, or another tree"
+        )
+        return f"{sentence}; {advice}"
+    if speed_up <= 1:
         return sentence
-    if isinstance(drafter, PromptLookup):
-        return f"{sentence}; lower --lookup-tokens, or leave it out"
-    return f"{sentence}; try --no-drafter, or another tree"
+    accepted = {name: counts[0] for name, counts in result.accepted_by.items()}
+    if not any(accepted.values()):
+        return f"{sentence}; nothing that was drafted was accepted"
+    if not alone and 2 * accepted.get(LOOKUP, 0) > sum(accepted.values()):
+        sentence += " by prompt lookup, for which no head is needed (--no-drafter)"
+    if repeats_itself(result.tokens[0]):
+        sentence += "; the text repeats itself, which any drafter guesses"
+    return sentence
 
 
 def update_seconds(stamps: Sequence[float]) -> float | None:

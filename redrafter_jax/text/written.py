@@ -52,7 +52,8 @@ def read_written(prompts: Any, tokenizer: Any, config: TargetConfig) -> Written:
     if conversations:
         if tokenizer.chat_template is None:
             raise InputError(
-                "tokenizer has no chat template; set its chat_template, or give texts or token ids."
+                "tokenizer has no chat template; set tokenizer.chat_template to one in Jinja, or "
+                "give texts or token ids."
             )
         ends = end_tokens(template_of(tokenizer), backend, ends, conversations)
     if written:

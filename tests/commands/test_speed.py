@@ -3,14 +3,21 @@
 from itertools import accumulate, chain, repeat
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax import PromptLookup, SamplingConfig
 from redrafter_jax.commands.options import PromptFormat, TextDecoder
-from redrafter_jax.commands.speed import baseline_seconds, describe_cost, update_seconds
+from redrafter_jax.commands.speed import (
+    baseline_seconds,
+    describe_acceptance,
+    describe_cost,
+    update_seconds,
+)
 from redrafter_jax.drafters.base import RootOnly
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.generation import Generation
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 
@@ -20,19 +27,51 @@ def test_an_update_takes_the_median_of_at_least_three() -> None:
     assert update_seconds([0.0, 1.0, 3.0, 13.0]) == 2.0
 
 
+def result_of(length: float, **accepted: int) -> Generation:
+    """A text of 32 different tokens, of which so many were accepted of each source."""
+    counts = {name: [count] for name, count in accepted.items()}
+    return Generation([[*range(32)]], [10], length, np.asarray([[0, 10]]), counts)
+
+
 def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call(
     good_drafter: LoadedHead,
 ) -> None:
-    assert describe_cost(3.0, 2.0, good_drafter) == (
+    assert describe_cost(result_of(3.0, recurrent=20), 2.0, good_drafter) == (
         "a call takes 2.00 times as long as the baseline's; speed-up 1.50"
     )
     # Within what two measurements of a text differ by there is no advice.
-    assert describe_cost(2.0, 2.1, good_drafter).endswith("speed-up 0.95")
+    near = describe_cost(result_of(2.0, recurrent=10), 2.1, good_drafter)
+    assert near.endswith("speed-up 0.95")
     slow = "a call takes 4.00 times as long as the baseline's; speed-up 0.75; "
-    assert describe_cost(3.0, 4.0, good_drafter) == slow + "try --no-drafter, or another tree"
-    assert describe_cost(3.0, 4.0, PromptLookup()).endswith(
+    result = result_of(3.0, recurrent=20, lookup=0)
+    assert describe_cost(result, 4.0, good_drafter) == slow + "try --no-drafter, or another tree"
+    assert describe_cost(result_of(3.0, lookup=20), 4.0, PromptLookup()).endswith(
         "lower --lookup-tokens, or leave it out"
     )
+
+
+def test_what_lookup_or_any_drafter_gains_is_not_the_heads(good_drafter: LoadedHead) -> None:
+    said = "a call takes 2.00 times as long as the baseline's; speed-up 1.50"
+    by_lookup = result_of(3.0, recurrent=9, lookup=11)
+    words = " by prompt lookup, for which no head is needed (--no-drafter)"
+    assert describe_cost(by_lookup, 2.0, good_drafter) == said + words
+    assert describe_cost(result_of(3.0, lookup=20), 2.0, PromptLookup()) == said
+    repeating = result_of(3.0, recurrent=20)
+    repeating = repeating._replace(tokens=[[1, 2, 3, 4] * 8])
+    words = "; the text repeats itself, which any drafter guesses"
+    assert describe_cost(repeating, 2.0, good_drafter) == said + words
+    # A head of random weights, on a machine that slowed down.
+    assert describe_cost(result_of(1.0, recurrent=0), 0.9, good_drafter).endswith(
+        "speed-up 1.11; nothing that was drafted was accepted"
+    )
+
+
+def test_the_acceptance_length_of_several_drafters_has_a_part_of_each() -> None:
+    result = result_of(3.0, recurrent=9, lookup=11)
+    assert describe_acceptance(result, 1) == (
+        "acceptance length 3.00 (0.90 of recurrent, 1.10 of lookup)"
+    )
+    assert describe_acceptance(result_of(3.0, recurrent=20), 1) == "acceptance length 3.00"
 
 
 @pytest.mark.usefixtures("quick_compilation")

@@ -86,6 +86,12 @@ def test_the_report_states_what_the_server_did(
     told = capsys.readouterr().out
     assert "tiny, greedy" in told
     assert "queue_full" in told
+    # A prompt of one letter is answered by that letter alone.
+    lost = sum(run["errors"].get("queue_full", 0) for run in report["runs"])
+    whole = 32 - lost
+    assert told.splitlines()[-1] == report["verdict"]
+    assert report["verdict"].startswith(f"Too little data to tell: {whole} of {whole} texts repeat")
+    assert f"; {lost} of 32 requests had no whole answer, from " in report["verdict"]
 
 
 @pytest.mark.long
@@ -155,9 +161,14 @@ def answered(status: int, content: str) -> RequestResult:
 
 
 def test_comments_between_events_are_no_error() -> None:
-    event = 'data:{"choices": [{"draft_trace": [{"call": 0}, {"call": 3}]}]}'
+    first, second = (
+        {"token": 5, "text": "a", "call": call, "origin": origin}
+        for call, origin in ((0, None), (3, "lookup"))
+    )
+    event = f"data:{json.dumps({'choices': [{'draft_trace': [first, second]}]})}"
     result = answered(200, f": a gateway waits\n\nevent: chunk\n{event}\n\ndata: [DONE]\n\n")
     assert (result.error, result.tokens, result.calls) == (None, 2, 3)
+    assert (result.accepted_by, result.short, result.repeating) == ({"lookup": 1}, True, False)
 
 
 @pytest.mark.parametrize(

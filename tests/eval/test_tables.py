@@ -3,10 +3,22 @@
 import csv
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pylatexenc import latex2text
+from pylatexenc.latexwalker import (
+    LatexCharsNode,
+    LatexGroupNode,
+    LatexMacroNode,
+    LatexNode,
+    LatexSpecialsNode,
+    LatexWalker,
+    get_default_latex_context_db,
+)
+from pylatexenc.macrospec import std_macro
 
 from eval.compare import training_seeds
 from eval.tables import as_csv, as_latex, page, screen
@@ -75,47 +87,62 @@ def report_of(speedup: float | None = 1.25) -> dict[str, Any]:
     }
 
 
-WORDS = {
-    r"\textbackslash": "\\",
-    r"\textasciitilde": "~",
-    r"\textasciicircum": "^",
-    r"\textless": "<",
-    r"\textgreater": ">",
-} | {f"\\{one}": one for one in "&%$#_{}"}
-RULES = (r"\toprule", r"\midrule", r"\bottomrule")
+RULES = ("toprule", "midrule", "bottomrule")
+# Of which pylatexenc knows no text, or a similar one.
+CHARACTERS = {"textasciicircum": "^", "textless": "<", "textgreater": ">"}
+
+
+def as_text(nodes: Sequence[LatexNode]) -> str:
+    """What these parsed nodes are set as."""
+    for node in nodes:
+        if node.isNodeType(LatexCharsNode):
+            # In a text LaTeX sets none of these, or another character in its place.
+            assert not {*node.chars} & {*"%$#_^~<>"}
+        elif node.isNodeType(LatexGroupNode):
+            as_text(node.nodelist)
+        else:
+            assert node.isNodeType(LatexMacroNode)
+    spelt = latex2text.get_default_latex_context_db()
+    macros = [latex2text.MacroTextSpec(name, character) for name, character in CHARACTERS.items()]
+    spelt.add_context_category("characters", macros=macros, prepend=True)
+    setter = latex2text.LatexNodes2Text(latex_context=spelt, strict_latex_spaces=True)
+    return setter.nodelist_to_text(nodes).strip()
 
 
 def read_tabular(latex: str) -> list[list[str]]:
-    """The cells of every row as TeX would set them; a cell over all columns is a row of one."""
-    found = re.fullmatch(
-        r"%.*\n\\begin\{tabular\}\{([lcr]+)\}\n(.*)\\end\{tabular\}\n", latex, re.DOTALL
-    )
-    assert found
-    whole = rf"\multicolumn{{{len(found[1])}}}{{l}}"
-    body = found[2].replace(whole, "")
+    """The cells of every row, as pylatexenc parses them; one over all columns is a row of one.
+
+    It stops at braces that do not match.
+    """
+    # They would belong to the end of the row: LaTeX looks beyond spaces, which pylatexenc does not.
+    assert not re.search(r"\\\\\s*[\[*]", latex)
+    known = get_default_latex_context_db()
+    macros = [std_macro("multicolumn", "{{{"), *(std_macro(name, "") for name in RULES)]
+    known.add_context_category("tables", macros=macros, prepend=True)
+    walker = LatexWalker(latex, latex_context=known, tolerant_parsing=False)
+    comment, tabular, end = walker.get_latex_nodes()[0]
+    assert (comment.comment, end.chars) == (r" \usepackage{booktabs}", "\n")
+    assert tabular.environmentname == "tabular"
+    width = len(tabular.nodeargd.argnlist[0].nodelist[0].chars)
     rows: list[list[str]] = []
-    cells, depth = [""], 0
-    tokens = re.findall(r"\\[A-Za-z]+|\\.|.", body, re.DOTALL)
-    for place, token in enumerate(tokens):
-        if token in RULES:
-            # Only between rows.
-            assert not "".join(cells).strip()
-        elif token in (r"\\", "&"):
-            assert depth == 0
-            if token == "&":
-                cells.append("")
-                continue
-            assert not "".join(tokens[place + 1 :]).lstrip().startswith(("[", "*"))
-            rows.append([cell.strip() for cell in cells])
-            cells = [""]
-        elif token in "{}":
-            depth += 1 if token == "{" else -1
-            assert depth >= 0
+    cells: list[list[LatexNode]] = [[]]
+    for node in tabular.nodelist:
+        name = node.macroname if node.isNodeType(LatexMacroNode) else None
+        if name in RULES:
+            assert (len(cells), as_text(cells[0])) == (1, ""), "rules stand between rows"
+        elif name == "\\":
+            rows.append([as_text(cell) for cell in cells])
+            cells = [[]]
+        elif node.isNodeType(LatexSpecialsNode) and node.specials_chars == "&":
+            cells.append([])
+        elif name == "multicolumn":
+            columns, _, text = node.nodeargd.argnlist
+            assert columns.nodelist[0].chars == str(width)
+            cells[-1] += text.nodelist
         else:
-            assert token not in "%$#_^~"
-            cells[-1] += WORDS[token] if token.startswith("\\") else token
-    assert (depth, "".join(cells).strip()) == (0, "")
-    assert {len(row) for row in rows} == {1, len(found[1])}
+            cells[-1].append(node)
+    assert (len(cells), as_text(cells[0])) == (1, "")
+    assert {len(row) for row in rows} == {1, width}
     return rows
 
 

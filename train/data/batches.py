@@ -49,17 +49,9 @@ def make_batches(
     `features` are the readers of each source's rows, if there are any.
 
     Raises:
-      InputError: a source has fewer windows than its part of a batch, which would hold some twice.
+      InputError: as `refuse_few_rows`.
     """
-    total = sum(weight for _, weight in sources)
-    for index, (windows, weight) in enumerate(sources):
-        count, needed = len(windows.tokens), math.ceil(batch_size * weight / total)
-        if count < needed:
-            raise InputError(
-                f"data.sources.{index} gives {count} windows, fewer than the {needed} of a step "
-                "that are to come from it; lower optimizer.batch_size, "
-                "optimizer.accumulation_steps, data.sequence_length or the source's weight."
-            )
+    refuse_few_rows(sources, batch_size)
     readers = features or [None] * len(sources)
     datasets = [
         _examples(windows, seed, read) for (windows, _), read in zip(sources, readers, strict=True)
@@ -67,6 +59,20 @@ def make_batches(
     mixed = grain.MapDataset.mix(datasets, weights=[weight for _, weight in sources])
     index, parts = part
     return iter(mixed[index::parts].batch(batch_size // parts).to_iter_dataset(_AHEAD))
+
+
+def refuse_few_rows(sources: Sequence[tuple[Windows, float]], batch_size: int) -> None:
+    """Refuse a source of fewer rows than its part of a batch, which would hold some twice."""
+    total = sum(weight for _, weight in sources)
+    for index, (windows, weight) in enumerate(sources):
+        (count, length), needed = windows.tokens.shape, math.ceil(batch_size * weight / total)
+        if count < needed:
+            raise InputError(
+                f"data.sources.{index} gives {count} row{'s' * (count != 1)} of {length} tokens, "
+                f"fewer than the {needed} of a step that are to come from it; lower "
+                "data.sequence_length, which short records share, optimizer.batch_size, "
+                "optimizer.accumulation_steps or the source's weight."
+            )
 
 
 def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str, Array]:

@@ -50,6 +50,17 @@ def print_report(loaded: Sources, console: Console) -> None:
         print_line(console, note)
 
 
+def describe_passes(loaded: Sources, steps: int, rows: int) -> str:
+    """A sentence on how often so many steps, of so many rows each, read every source."""
+    total = sum(source.weight for source, _ in loaded)
+    times = ", ".join(
+        f"{source.name if len(loaded) > 1 else 'the data'} "
+        f"{steps * rows * source.weight / total / len(made.windows.tokens):.3g} times"
+        for source, made in loaded
+    )
+    return f"{steps} steps of {rows} rows read {times}"
+
+
 def write_report(loaded: Sources, path: Path) -> None:
     """The counts and every skip, as JSON."""
     report = [

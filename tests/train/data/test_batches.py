@@ -42,8 +42,11 @@ def test_a_few_batches_are_read_ahead_however_large_they_are() -> None:
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [
-        ([(3, 1.0)], r"sources\.0 gives 3 windows, fewer than the 4 of a step"),
-        ([(3, 1.0), (2, 3.0)], r"sources\.1 gives 2 windows, fewer than the 3 of a step"),
+        ([(3, 1.0)], r"sources\.0 gives 3 rows of \d+ tokens, fewer than the 4 of a step"),
+        (
+            [(3, 1.0), (2, 3.0)],
+            r"sources\.1 gives 2 rows of \d+ tokens, fewer than the 3 of a step",
+        ),
     ],
 )
 def test_too_few_windows_are_refused(sources: list[tuple[int, float]], sentence: str) -> None:
