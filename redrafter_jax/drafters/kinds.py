@@ -11,7 +11,15 @@ from typing import Any
 from flax import nnx
 
 from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters import eagle, eagle_files, eagle_head, medusa, model_drafter, recurrent
+from redrafter_jax.drafters import (
+    eagle,
+    eagle_files,
+    eagle_head,
+    medusa,
+    model_drafter,
+    published,
+    recurrent,
+)
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.types import DraftReads
 
@@ -188,9 +196,9 @@ EAGLE = Kind(
         read=eagle_files.from_files,
         rename=eagle_files.rename,
         ignored=eagle_files.IGNORED,
-        tables=eagle_files.TABLES,
-        read_tables=eagle_files.draft_tokens,
-        write_tables=eagle_files.to_tables,
+        tables=published.TABLES,
+        read_tables=eagle_files.READER.draft_tokens,
+        write_tables=published.to_tables,
     ),
     training=None,
     count_reads=eagle.count_reads,
