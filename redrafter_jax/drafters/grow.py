@@ -23,18 +23,21 @@ class Grown(NamedTuple):
       beams: a pytree of arrays [B w ...], an entry for each beam: w is 1 in the first round, where
         the root is the only beam, and W afterwards. A beam begins a round with its parent's entry.
       nodes: a pytree of whatever belongs to the whole tree, of one shape in all rounds.
+      trust: log-probability that the scores of each beam hold, which is added to those of its
+        tokens; None where nothing says so. A round leaves it for itself alone.
     """
 
     beams: Any
     nodes: Any = ()
+    trust: Float[Array, "B w"] | None = None
 
 
 # How a drafter goes on from the newest token of each beam, which stands as many positions after the
 # root as rounds came before, to the scores of the U tokens that can be drafted; on a mesh maybe to
 # this device's part of them. It takes what the round before left, the tokens and the round, from 0
-# to R - 1; it returns what it leaves itself, and the scores.
+# to R - 1; it returns what it leaves itself, and the scores, [B 1 U] where all beams share them.
 Advance = Callable[
-    [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B w U"]]
+    [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B _ U"]]
 ]
 
 
@@ -81,7 +84,13 @@ def grow(
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         round, round_noise = inputs
         grown, logits = advance(frontier.grown, frontier.tokens, round)
-        best, tokens = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
+        ranked = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
+        shape = (*frontier.tokens.shape, X)
+        best, tokens = (jnp.broadcast_to(one, shape) for one in ranked)
+        if grown.trust is not None:
+            # Like the scores: never above 0, and NaN drafts nothing.
+            trust = jnp.where(jnp.isnan(grown.trust), -jnp.inf, jnp.minimum(grown.trust, 0.0))
+            best = best + trust[..., None]
         totals = (frontier.log_probs[..., None] + best).reshape(B, -1)
         log_probs, winners = highest(totals, X)
         parents = winners // X
@@ -92,7 +101,7 @@ def grow(
             above = parents[:, :W].reshape(B, W, *(1,) * (entries.ndim - 2))
             return jnp.take_along_axis(entries, above, axis=1)
 
-        grown = grown._replace(beams=jax.tree.map(of_parents, grown.beams))
+        grown = grown._replace(beams=jax.tree.map(of_parents, grown.beams), trust=None)
         return _Frontier(tokens[:, :W], log_probs[:, :W], grown), (tokens, parents, log_probs)
 
     start = _Frontier(root[:, None], jnp.zeros((B, 1), jnp.float32), grown)

@@ -12,6 +12,9 @@ from flax import nnx
 
 from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
 from redrafter_jax.drafters import (
+    block,
+    block_files,
+    block_head,
     eagle,
     eagle_files,
     eagle_head,
@@ -203,7 +206,32 @@ EAGLE = Kind(
     training=None,
     count_reads=eagle.count_reads,
 )
-KINDS = (RECURRENT, MEDUSA, EAGLE)
+BLOCK = Kind(
+    name="block",
+    title="a DFlash or DSpark head",
+    config=block_head.BlockConfig,
+    module=block_head.BlockHead,
+    drafter=block.BlockDrafter,
+    files=FileLayout(
+        fields=block_files.to_files,
+        stored_name=block_files.stored_name,
+        layers={"num_layers": "num_hidden_layers"},
+        model_type=block_files.MODEL_TYPE,
+        is_published=block_files.is_published,
+        flatten=block_files.flatten,
+        own_fields=dict.fromkeys(block_files.STATED, int),
+        rotary=True,
+        read=block_files.from_files,
+        ignored=block_files.IGNORED,
+        tables=published.TABLES,
+        read_tables=block_files.READER.draft_tokens,
+        write_tables=published.to_tables,
+    ),
+    training=None,
+    count_reads=block.count_reads,
+)
+# Of fields that could be two kinds' the first is meant.
+KINDS = (RECURRENT, MEDUSA, BLOCK, EAGLE)
 # A model has the files and the training of a target.
 MODEL = Weighted(
     config=TargetConfig,
