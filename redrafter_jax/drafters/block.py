@@ -11,6 +11,7 @@ from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.grow import Advance, Grown, grow
 from redrafter_jax.drafters.head_drafter import HeadDrafter
+from redrafter_jax.drafters.text_attention import in_dtype_of
 from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.attention import tree_attention
@@ -116,7 +117,8 @@ class BlockDrafter(HeadDrafter):
             grown: Grown, tokens: Int[Array, "B w"], round: Int[Array, ""] | int
         ) -> tuple[Grown, Float[Array, "B _ U"]]:
             at_round = (
-                jax.lax.dynamic_slice_in_dim(places, round, 1, axis=1) for places in (hidden, scores)
+                jax.lax.dynamic_slice_in_dim(places, round, 1, axis=1)
+                for places in (hidden, scores)
             )
             state, corrected, trust = head.follow(grown.beams, tokens, *at_round)
             return Grown(state, trust=trust), corrected
@@ -126,25 +128,24 @@ class BlockDrafter(HeadDrafter):
 
 
 def _attend_to_block(cache: KVCache, layer: int, places: int, scale: float) -> Attend:
-    """Attention of the block to the cached tokens and to all of itself, in the cache's dtype."""
-    dtype, rows = cache.keys[layer].dtype, len(cache.lengths)
+    """Attention of the block to the cached tokens and to all of itself."""
+    mask = jnp.ones((len(cache.lengths), places, places), bool)
 
     def attend(
         q: Float[Array, "B M Q H"], k: Float[Array, "B M K H"], v: Float[Array, "B M K H"]
     ) -> Float[Array, "B M Q H"]:
-        attended = tree_attention(
-            q.astype(dtype),
+        return tree_attention(
+            q,
             k_cache=cache.keys[layer],
             v_cache=cache.values[layer],
             lengths=cache.lengths,
-            k_tree=k.astype(dtype),
-            v_tree=v.astype(dtype),
-            mask=jnp.ones((rows, places, places), bool),
+            k_tree=k,
+            v_tree=v,
+            mask=mask,
             scale=scale,
         )
-        return attended.astype(q.dtype)
 
-    return attend
+    return in_dtype_of(cache, attend)
 
 
 def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftReads:

@@ -106,9 +106,14 @@ class BlockConfig(HeadConfig):
         reads = self.markov_rank > 0 and self.confidence
         problem = "is True, which needs a confidence head and a markov_rank above 0."
         require(reads or not self.confidence_with_markov, self, "confidence_with_markov", problem)
-        problem = f"is {self.markov_head_type!r} and markov_rank is 0; leave one of them out."
-        plain = self.markov_head_type == "vanilla"
-        require(self.markov_rank > 0 or plain, self, "markov_head_type", problem)
+        kind = self.markov_head_type
+        problem = f"is {kind!r} and markov_rank is 0; leave one of them out."
+        require(self.markov_rank > 0 or kind == "vanilla", self, "markov_head_type", problem)
+        problem = (
+            "is 'rnn' and sample_from_anchor is False; programs differ on whether the place of the "
+            "root then changes the state."
+        )
+        require(kind != "rnn" or self.sample_from_anchor, self, "markov_head_type", problem)
 
     @property
     def layer(self) -> TargetConfig:

@@ -35,7 +35,8 @@ class Grown(NamedTuple):
 # How a drafter goes on from the newest token of each beam, which stands as many positions after the
 # root as rounds came before, to the scores of the U tokens that can be drafted; on a mesh maybe to
 # this device's part of them. It takes what the round before left, the tokens and the round, from 0
-# to R - 1; it returns what it leaves itself, and the scores, [B 1 U] where all beams share them.
+# to R - 1; it returns what it leaves itself, and the scores, [B 1 U] where all beams share them. The
+# round is an int in the first call, and in all where the rounds are unrolled.
 Advance = Callable[
     [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B _ U"]]
 ]
@@ -57,6 +58,8 @@ def grow(
     sampling: Sampling,
     tree: TreeConfig,
     drafted: Int[Array, " U"] | None = None,
+    *,
+    unrolled: bool = False,
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
 
@@ -67,13 +70,14 @@ def grow(
 
     Args:
       advance: from the newest token of each beam to scores; called for the first round, and once
-        more for all others, which are one scan.
+        more for all others, which are one scan unless they are unrolled.
       grown: what it carries before the first round, where the root is the only beam.
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.
       tree: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
       drafted: the tokens that can be drafted, in the order of their scores; None for all V.
+      unrolled: whether each round is compiled by itself, for a drafter with other weights in each.
     """
     B, _, V = noise.shape
     U = V if drafted is None else len(drafted)
@@ -108,6 +112,12 @@ def grow(
     R = tree.draft_rounds
     rounds = jnp.moveaxis(noise[:, :R], 1, 0)
     rounds = rounds if drafted is None else rounds[..., drafted]
+    if unrolled:
+        frontier, made = start, []
+        for round in range(R):
+            frontier, one = draft_round(frontier, (round, rounds[round]))
+            made.append(one)
+        return Beams(*(jnp.stack(leaves, axis=1) for leaves in zip(*made, strict=True)))
     frontier, first = draft_round(start, (0, rounds[0]))
     _, rest = jax.lax.scan(draft_round, frontier, (jnp.arange(1, R), rounds[1:]))
     trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)

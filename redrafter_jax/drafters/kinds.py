@@ -18,6 +18,8 @@ from redrafter_jax.drafters import (
     eagle,
     eagle_files,
     eagle_head,
+    hydra,
+    hydra_files,
     medusa,
     model_drafter,
     published,
@@ -230,8 +232,29 @@ BLOCK = Kind(
     training=None,
     count_reads=block.count_reads,
 )
+HYDRA = Kind(
+    name="hydra",
+    title="Hydra heads",
+    config=hydra.HydraConfig,
+    module=hydra.HydraHeads,
+    drafter=hydra.HydraDrafter,
+    files=FileLayout(
+        fields=hydra_files.to_files,
+        stored_name=hydra_files.stored_name,
+        layers={"num_heads": "hydra_num_heads"},
+        model_type=hydra_files.MODEL_TYPE,
+        is_published=hydra_files.is_published,
+        own_fields=hydra_files.STATED,
+        read=hydra_files.from_files,
+        rename=hydra_files.rename,
+        ignored=hydra_files.IGNORED,
+        weight_files=("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
+    ),
+    training=None,
+    count_reads=hydra.count_reads,
+)
 # Of fields that could be two kinds' the first is meant.
-KINDS = (RECURRENT, MEDUSA, BLOCK, EAGLE)
+KINDS = (RECURRENT, MEDUSA, HYDRA, BLOCK, EAGLE)
 # A model has the files and the training of a target.
 MODEL = Weighted(
     config=TargetConfig,

@@ -4,10 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from published_heads import CHAIN, GOLDENS, LENGTHS, Read, draft_tree, follow_chain, heads_in, paths
+from published_heads import (
+    BEAMS,
+    CHAIN,
+    GOLDENS,
+    LENGTHS,
+    Read,
+    assert_beam_search,
+    draft_tree,
+    follow_chain,
+    heads_in,
+)
 from published_heads import read_texts as read_all
 
-from redrafter_jax import TreeConfig, load_target
+from redrafter_jax import load_target
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -43,22 +53,4 @@ def test_scores_and_confidence_along_a_chain_are_the_authors(target: Target, rea
 
 
 def test_a_tree_is_a_beam_search_over_the_authors_scores(target: Target, read: Read) -> None:
-    tree = TreeConfig(beam_width=3, draft_rounds=4, num_nodes=9)
-    drafted = draft_tree(read, target, tree)
-    log_probs = np.asarray(drafted.log_probs[0])
-    ours = dict(
-        zip(
-            paths(np.asarray(drafted.tokens[0]), np.asarray(drafted.parents[0])),
-            log_probs,
-            strict=True,
-        )
-    )
-    expected = {
-        tuple(int(token) for token in path if token >= 0): log_prob
-        for path, log_prob in zip(
-            read.answers["paths"], read.answers["log_probs"], strict=True
-        )
-    }
-    assert ours.keys() - expected.keys() == {(CHAIN[0],)}
-    for path, log_prob in expected.items():
-        np.testing.assert_allclose(ours[path], log_prob, atol=1e-4)
+    assert_beam_search(draft_tree(read, target, BEAMS), read.answers)

@@ -22,6 +22,8 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 TEXT, CHAIN = (np.load(GOLDENS / "eagle/text.npz")[name].tolist() for name in ("text", "chain"))
 LENGTHS = (1, 63, 64, 65, 300)
 CHUNK, SLOTS = 64, 384
+# Of the goldens' beam searches.
+BEAMS = TreeConfig(beam_width=3, draft_rounds=4, num_nodes=9)
 # From a drafter, the target, the state and the cache to how a tree of a chain's shape grows.
 Begin = Callable[[Any, Decoder, Any, KVCache, TreeConfig], tuple[Advance, Grown]]
 
@@ -72,7 +74,9 @@ def read_texts(folder: Path, target: Target) -> Read:
     return Read(drafter, own, ours, dict(np.load(folder / "answers.npz")))
 
 
-def follow_chain(read: Read, target: Target, begin: Begin) -> tuple[jax.Array, jax.Array | None]:
+def follow_chain(
+    read: Read, target: Target, begin: Begin, *, unrolled: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
     """Scores after each token of the chain below every text, [R B U], and how they are trusted."""
     tree, rounds = TreeConfig(beam_width=1, draft_rounds=len(CHAIN)), len(CHAIN)
     chain = jnp.asarray(CHAIN)
@@ -86,6 +90,12 @@ def follow_chain(read: Read, target: Target, begin: Begin) -> tuple[jax.Array, j
             grown, scores = advance(grown, *fed)
             return grown._replace(trust=None), (scores, grown.trust)
 
+        if unrolled:
+            made = []
+            for round in range(rounds):
+                grown, one = one_round(grown, (tokens[round], round))
+                made.append(one)
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves)[:, :, 0], *made)
         grown, first = one_round(grown, (tokens[0], 0))
         _, rest = jax.lax.scan(one_round, grown, (tokens[1:], jnp.arange(1, rounds)))
         return jax.tree.map(
@@ -109,6 +119,15 @@ def draft_tree(read: Read, target: Target, tree: TreeConfig) -> TokenTree:
     return jax.jit(
         lambda target, drafter: drafter.propose(target.merge(), own, cache, view, noise, tree)
     )(target, read.drafter)
+
+
+def assert_beam_search(drafted: TokenTree, answers: dict[str, np.ndarray]) -> None:
+    """The tree has the paths and log-probabilities of the golden's beam search, and the root."""
+    found = paths(np.asarray(drafted.tokens[0]), np.asarray(drafted.parents[0]))
+    ours = dict(zip(found, np.asarray(drafted.log_probs[0]), strict=True))
+    theirs = [tuple(int(token) for token in path if token >= 0) for path in answers["paths"]]
+    assert ours.keys() == {(CHAIN[0],), *theirs}
+    np.testing.assert_allclose([ours[path] for path in theirs], answers["log_probs"], atol=1e-4)
 
 
 def paths(tokens: np.ndarray, parents: np.ndarray) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import numpy as np
 import torch
+from beams import Follow, beam_search
 from eagle_heads import LAYERS, LENGTHS, SIZES, D, U, V, draw, hidden_of, tables
 from safetensors.torch import save_file
 from transformers import DynamicCache, LlamaForCausalLM, Qwen3Config
@@ -31,8 +32,6 @@ from transformers import DynamicCache, LlamaForCausalLM, Qwen3Config
 GOLDENS = Path(__file__).parents[2] / "tests/goldens"
 FOLDER = GOLDENS / "block"
 MASK = 7
-# Beams, rounds and nodes (the root included) of the tree below 63 tokens.
-WIDTH, ROUNDS, NODES = 3, 4, 9
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -41,9 +40,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# From the tokens of a text and those of a chain below it, of which the first is the root, to the
-# scores after each token of the chain, and the confidence's logits where there is such a head.
-Follow = Callable[[list[int], list[int]], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 @dataclass
@@ -269,42 +265,6 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict().items() if "rotary" not in name}
 
 
-def beam_search(golden: Golden, text: list[int], root: int) -> dict[str, np.ndarray]:
-    """The best nodes of a beam search over the authors' scores, path by path.
-
-    A token's log-probability is that of the scores; with a confidence head it is added to the
-    logarithm of the confidence after the token before.
-    """
-    tokens = list(range(V))
-    if "d2t" in golden.weights:
-        tokens = (golden.weights["d2t"] + torch.arange(U)).tolist()
-    beams: list[tuple[float, list[int]]] = [(0.0, [root])]
-    found: list[tuple[float, list[int]]] = []
-    for done in range(ROUNDS):
-        longer = []
-        for total, path in beams:
-            scores, confidence = golden.follow(text, path)
-            trust = 0.0
-            if confidence is not None:
-                trust = torch.nn.functional.logsigmoid(confidence[done].double()).item()
-            best = torch.log_softmax(scores[done].double(), dim=-1)
-            longer += [
-                (total + trust + best[place].item(), [*path, token])
-                for place, token in enumerate(tokens)
-            ]
-        longer.sort(reverse=True)
-        assert longer[WIDTH - 1][0] - longer[WIDTH][0] > 1e-3, "beams are too close to a tie"
-        beams = longer[:WIDTH]
-        found += beams
-    found.sort(reverse=True)
-    assert found[NODES - 2][0] - found[NODES - 1][0] > 1e-3, "nodes are too close to a tie"
-    kept = found[: NODES - 1]
-    return {
-        "paths": np.asarray([path + [-1] * (ROUNDS + 1 - len(path)) for _, path in kept]),
-        "log_probs": np.asarray([total for total, _ in kept], np.float32),
-    }
-
-
 def write(golden: Golden, text: list[int], chain: list[int]) -> None:
     """A folder of the head as it is published, and of the answers."""
     folder = FOLDER / golden.name
@@ -321,7 +281,10 @@ def write(golden: Golden, text: list[int], chain: list[int]) -> None:
         answers[f"after_{length}"] = scores.numpy().astype(np.float32)
         if confidence is not None:
             answers[f"confidence_{length}"] = confidence.numpy().astype(np.float32)
-    answers |= beam_search(golden, text[:63], chain[0])
+    tokens = list(range(V))
+    if "d2t" in golden.weights:
+        tokens = (golden.weights["d2t"] + torch.arange(U)).tolist()
+    answers |= beam_search(golden.follow, tokens, text[:63], chain[0])
     np.savez_compressed(folder / "answers.npz", **answers)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(golden.name, f"{size:,} bytes", {name: one.shape for name, one in answers.items()})
