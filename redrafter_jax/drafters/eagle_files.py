@@ -8,15 +8,21 @@ flags it states, in which layers its numbers mean, and in the name of the one la
 """
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
-
-from redrafter_jax.config.limits import FieldError
 from redrafter_jax.drafters.eagle_head import EagleConfig
+from redrafter_jax.drafters.published import (
+    DESCRIBING,
+    ROTARY,
+    SPECULATORS,
+    Reader,
+    Shapes,
+    architectures,
+    first_stated,
+)
 
 MODEL_TYPE = "eagle"
-_SPECULATORS = "speculators_model_type"
+READER = Reader(EagleConfig, "EAGLE heads")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # What `architectures` holds in each dialect, beside SafeAILab's, which calls heads as targets.
 _ARCHITECTURES = {
@@ -26,20 +32,8 @@ _ARCHITECTURES = {
     "EagleLlamaForCausalLM",
     "Qwen3Eagle3Model",
 }
-# Fields that say how a head was made, or for which target, and nothing of what it computes.
-_DESCRIBING = {
-    *("architectures", "model_type", "auto_map", "_name_or_path", "name_or_path"),
-    *("torch_dtype", "dtype", "transformers_version", "speculators_version", "speculators_config"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "initializer_range"),
-    *("use_cache", "max_position_embeddings", "max_sequence_length", "max_window_layers"),
-    *("attention_dropout", "hidden_dropout", "pretraining_tp", "sliding_window"),
-    *("target_model_type", "target_model_name_or_path", "modal_type", "target_vocab_size"),
-    *("ttt_length", "ttt_steps", "step_loss_decay", "draft_num_hidden_layers"),
-    *("num_target_layers", "_attn_implementation", "_attn_implementation_autoset"),
-    *("quantization_config", "attn_implementation", "attention_head_dim"),
-}
-# Read elsewhere: by the rotary embedding, or by what looks for the fields of `EagleConfig`.
-_ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
+# Fields of how a head was trained.
+_TRAINED = {"ttt_length", "ttt_steps", "step_loss_decay", "draft_num_hidden_layers"}
 _SIZES = ("vocab_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
 # Whole numbers that every dialect states.
 STATED = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
@@ -61,8 +55,9 @@ _STATED_AS = {
     "fc_norm": ("fc_norm",),
 }
 _KNOWN = {
-    *_DESCRIBING,
-    *_ROTARY,
+    *DESCRIBING,
+    *ROTARY,
+    *_TRAINED,
     *_SIZES,
     *("hidden_size", "target_hidden_size", "draft_vocab_size", "num_hidden_layers", "head_dim"),
     *("num_key_value_heads", "hidden_act", "mlp_bias", "tie_word_embeddings", "layer_types"),
@@ -70,7 +65,7 @@ _KNOWN = {
     *("norm_output", "embed_requires_grad", "eagle_config", "target_layer_ids"),
     *("use_sliding_window",),
     *("num_aux_hidden_states", "transformer_layer_config"),
-    *(_SPECULATORS, _LAYER_IDS),
+    *(SPECULATORS, _LAYER_IDS),
 }
 _LAYERS = {"1": "layers.0.", "3": "midlayer."}
 _NORMS = {
@@ -80,21 +75,20 @@ _NORMS = {
 }
 # The target's, once more, and what follows from the configuration.
 IGNORED = (r"embed_tokens\.weight", r"(.*\.)?rotary_emb\.inv_freq")
-TABLES = ("d2t", "t2d")
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
     """Whether `config.json` is one of an EAGLE head; those like a target's are told by `holds`."""
-    kind = stated.get(_SPECULATORS)
+    kind = stated.get(SPECULATORS)
     if isinstance(kind, str):
         return "eagle" in kind
-    if any("eagle" in name.lower() for name in _called(stated)):
+    if any("eagle" in name.lower() for name in architectures(stated)):
         return True
     # SafeAILab's EAGLE-3.
     return "draft_vocab_size" in stated and stated.get("num_hidden_layers") == 1
 
 
-def holds(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def holds(shapes: Shapes) -> bool:
     """Whether weights are those of SafeAILab's first heads, whose `config.json` is a target's."""
     names = {name.removeprefix("model.") for name in shapes}
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names
@@ -106,21 +100,20 @@ def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       FieldError: it is a head of another kind.
     """
-    if _SPECULATORS not in stated:
-        for name in _called(stated):
+    if SPECULATORS not in stated:
+        for name in architectures(stated):
             if "eagle" in name.lower() and name not in _ARCHITECTURES:
                 known = ", ".join(sorted(_ARCHITECTURES))
-                _refuse(
+                READER.refuse(
                     "architectures", f"names {name!r:.80}; of heads called so, {known} are read."
                 )
         return dict(stated)
-    kind = stated[_SPECULATORS]
+    kind = stated[SPECULATORS]
     if kind != "eagle3":
-        _refuse(_SPECULATORS, f"is {kind!r:.80}; of EAGLE heads of speculators 'eagle3' is read.")
-    layer = stated.get("transformer_layer_config")
-    if not isinstance(layer, Mapping):
-        _refuse("transformer_layer_config", f"is {layer!r:.80}; it must be an object of fields.")
-    return {**layer, **{name: value for name, value in stated.items() if value is not None}}
+        READER.refuse(
+            SPECULATORS, f"is {kind!r:.80}; of EAGLE heads of speculators 'eagle3' is read."
+        )
+    return READER.flatten_speculators(stated)
 
 
 def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
@@ -135,7 +128,7 @@ def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
     }
 
 
-def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     """The fields of the configuration but its rotary embedding and the tokens that it drafts.
 
     Args:
@@ -154,8 +147,8 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
         **{name: stated[name] for name in _SIZES if stated.get(name) is not None},
         "version": version,
         "width": width,
-        "hidden_size": _first(stated, ("target_hidden_size", "hidden_size")),
-        "num_key_value_heads": _first(stated, ("num_key_value_heads", "num_attention_heads")),
+        "hidden_size": first_stated(stated, ("target_hidden_size", "hidden_size")),
+        "num_key_value_heads": first_stated(stated, ("num_key_value_heads", "num_attention_heads")),
         "head_dim": stated.get("head_dim") or width // max(heads, 1),
         "head": "own" if version == "3" and own_head else "target",
         "norm_before_residual": stated.get("norm_before_residual", False),
@@ -167,63 +160,11 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
     )
     for name, weight in _WEIGHTS_OF.items():
         told = weight.format(layer=_LAYERS[version]) in shapes
-        values[name] = _first(stated, _STATED_AS.get(name, ()), told)
+        values[name] = first_stated(stated, _STATED_AS.get(name, ()), told)
     count, named = stated.get("num_aux_hidden_states"), len(values["context_layers"]) or 3
     if count not in (None, named):
-        _refuse("num_aux_hidden_states", f"is {count}, but {named} layers are named.")
+        READER.refuse("num_aux_hidden_states", f"is {count}, but {named} layers are named.")
     return values
-
-
-def draft_tokens(stated: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The tokens that can be drafted: `d2t` holds for the i-th of them its distance from i.
-
-    Args:
-      stated: fields of `flatten`.
-      tables: those of `TABLES` that there are.
-
-    Raises:
-      FieldError: the tables contradict each other or the fields, or do not rise.
-    """
-    total, count = stated["vocab_size"], stated.get("draft_vocab_size")
-    if "d2t" not in tables:
-        if count not in (None, total):
-            _refuse(
-                "draft_vocab_size",
-                f"is {count}, of {total} tokens, but the files hold no table 'd2t' of them.",
-            )
-        return {}
-    shifts = tables["d2t"].reshape(-1).astype(np.int64)
-    if count not in (None, len(shifts)):
-        _refuse("draft_vocab_size", f"is {count}, but the table 'd2t' has {len(shifts)} entries.")
-    tokens = np.arange(len(shifts)) + shifts
-    if (np.diff(tokens) <= 0).any():
-        at = int(np.argmax(np.diff(tokens) <= 0))
-        _refuse(
-            "draft_tokens",
-            f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; only tables that rise "
-            "are read: sort them, and the rows of 'lm_head.weight' with them.",
-        )
-    if len(tokens) == total:  # written though it says nothing
-        return {}
-    if "t2d" in tables:
-        known = tables["t2d"].reshape(-1)
-        if len(known) != total or not np.array_equal(np.flatnonzero(known), tokens):
-            _refuse(
-                "draft_tokens",
-                f"are {len(tokens)} of {total} by the table 'd2t', and not those of 't2d', which "
-                f"marks {np.count_nonzero(known)} of {len(known)}; they do not belong together.",
-            )
-    return {"draft_tokens": tuple(tokens.tolist())}
-
-
-def to_tables(config: EagleConfig) -> dict[str, np.ndarray]:
-    """The tables of the tokens that can be drafted; none for all V."""
-    if config.draft_tokens is None:
-        return {}
-    tokens = np.asarray(config.draft_tokens, np.int64)
-    marked = np.zeros(config.vocab_size, bool)
-    marked[tokens] = True
-    return {"d2t": tokens - np.arange(len(tokens)), "t2d": marked}
 
 
 def to_files(config: EagleConfig) -> dict[str, Any]:
@@ -276,12 +217,6 @@ def stored_name(config: EagleConfig, name: str) -> str:
     return f"{layer if within else ''}{name}.weight"
 
 
-def _called(stated: Mapping[str, Any]) -> list[str]:
-    """The architectures that `config.json` names."""
-    names = stated.get("architectures")
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
 def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
     """The outputs that the numbers of each dialect mean; none where it names none."""
     within = stated.get("eagle_config") or {}
@@ -289,8 +224,8 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
     if outputs is None:
         outputs, field = stated.get("target_layer_ids"), "target_layer_ids"
     inputs = stated.get(_LAYER_IDS)
-    if inputs is not None and _SPECULATORS not in stated:
-        _refuse(
+    if inputs is not None and SPECULATORS not in stated:
+        READER.refuse(
             _LAYER_IDS,
             "stands beside no speculators_model_type, and programs differ on whether it then "
             "numbers inputs or outputs of layers; state the outputs in eagle_config.",
@@ -299,59 +234,27 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
         outputs, field = inputs, _LAYER_IDS
     if outputs is None:
         return ()
-    if not isinstance(outputs, list) or any(type(one) is not int for one in outputs):
-        _refuse(field, f"is {outputs!r:.80}; layers must be a list of whole numbers.")
-    shift = 0 if inputs is None else 1
-    if shift and 0 in outputs:
-        _refuse(_LAYER_IDS, "holds 0, the embedding; only outputs of layers are read.")
-    return tuple(one - shift for one in outputs)
+    return READER.layers(field, outputs, inputs=inputs is not None)
 
 
-def _refuse_unsupported(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _refuse_unsupported(stated: Mapping[str, Any], shapes: Shapes) -> None:
     """Refuse fields that change what is computed in a way that is not known here."""
-    for name, value in stated.items():
-        if name not in _KNOWN and value not in (None, False, 0, "", [], {}):
-            _refuse(
-                name,
-                f"is {value!r:.80}, a field of EAGLE heads that is not known; take it out if it "
-                "changes nothing of what the head computes.",
-            )
-    if _SPECULATORS in stated and stated.get("norm_before_residual") is None:
-        _refuse(
+    READER.refuse_unknown(stated, _KNOWN)
+    if SPECULATORS in stated and stated.get("norm_before_residual") is None:
+        READER.refuse(
             "norm_before_residual",
             "is not stated, and programs differ on what that means; state true or false, as the "
             "head was trained.",
         )
-    _expect(stated, "num_hidden_layers", 1)
-    _expect(stated, "hidden_act", "silu")
-    _expect(stated, "mlp_bias", False)
+    READER.expect(stated, "num_hidden_layers", 1)
+    READER.refuse_other_layers(stated)
     if stated.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
-        _refuse("tie_word_embeddings", "is True, but no head scores by its embedding here.")
-    types = stated.get("layer_types")
-    if types not in (None, [], ["full_attention"]):
-        _refuse("layer_types", f"is {types!r:.80}; only 'full_attention' is supported.")
+        READER.refuse("tie_word_embeddings", "is True, but no head scores by its embedding here.")
     within = stated.get("eagle_config")
     if not isinstance(within, Mapping | None):
-        _refuse("eagle_config", f"is {within!r:.80}; it must be an object of fields.")
+        READER.refuse("eagle_config", f"is {within!r:.80}; it must be an object of fields.")
     for name, value in (within or {}).items():
         if name == "use_aux_hidden_state" and value is True:
             continue
         if name != _LAYER_IDS:
-            _refuse("eagle_config", f"states {name}={value!r:.80}, which is not supported.")
-    if stated.get("use_sliding_window"):
-        _refuse("use_sliding_window", "is True; heads with a window are not supported.")
-
-
-def _expect(stated: Mapping[str, Any], name: str, supported: Any) -> None:
-    value = stated.get(name)
-    if value is not None and value != supported:
-        _refuse(name, f"is {value!r:.80}; only {supported!r} is supported.")
-
-
-def _first(stated: Mapping[str, Any], names: tuple[str, ...], otherwise: Any = None) -> Any:
-    """The first of these fields that is stated."""
-    return next((stated[name] for name in names if stated.get(name) is not None), otherwise)
-
-
-def _refuse(field: str, problem: str) -> NoReturn:
-    raise FieldError(EagleConfig, field, problem)
+            READER.refuse("eagle_config", f"states {name}={value!r:.80}, which is not supported.")

@@ -23,18 +23,22 @@ class Grown(NamedTuple):
       beams: a pytree of arrays [B w ...], an entry for each beam: w is 1 in the first round, where
         the root is the only beam, and W afterwards. A beam begins a round with its parent's entry.
       nodes: a pytree of whatever belongs to the whole tree, of one shape in all rounds.
+      trust: log-probability that the scores of each beam hold, which is added to those of its
+        tokens; None where nothing says so. A round leaves it for itself alone.
     """
 
     beams: Any
     nodes: Any = ()
+    trust: Float[Array, "B w"] | None = None
 
 
 # How a drafter goes on from the newest token of each beam, which stands as many positions after the
 # root as rounds came before, to the scores of the U tokens that can be drafted; on a mesh maybe to
 # this device's part of them. It takes what the round before left, the tokens and the round, from 0
-# to R - 1; it returns what it leaves itself, and the scores.
+# to R - 1; it returns what it leaves itself, and the scores, [B 1 U] where all beams share them. The
+# round is an int in the first call, and in all where the rounds are unrolled.
 Advance = Callable[
-    [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B w U"]]
+    [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B _ U"]]
 ]
 
 
@@ -54,6 +58,8 @@ def grow(
     sampling: Sampling,
     tree: TreeConfig,
     drafted: Int[Array, " U"] | None = None,
+    *,
+    unrolled: bool = False,
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
 
@@ -64,13 +70,14 @@ def grow(
 
     Args:
       advance: from the newest token of each beam to scores; called for the first round, and once
-        more for all others, which are one scan.
+        more for all others, which are one scan unless they are unrolled.
       grown: what it carries before the first round, where the root is the only beam.
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
       sampling: the rows' temperature and filters.
       tree: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
       drafted: the tokens that can be drafted, in the order of their scores; None for all V.
+      unrolled: whether each round is compiled by itself, for a drafter with other weights in each.
     """
     B, _, V = noise.shape
     U = V if drafted is None else len(drafted)
@@ -81,7 +88,13 @@ def grow(
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         round, round_noise = inputs
         grown, logits = advance(frontier.grown, frontier.tokens, round)
-        best, tokens = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
+        ranked = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
+        shape = (*frontier.tokens.shape, X)
+        best, tokens = (jnp.broadcast_to(one, shape) for one in ranked)
+        if grown.trust is not None:
+            # Like the scores: never above 0, and NaN drafts nothing.
+            trust = jnp.where(jnp.isnan(grown.trust), -jnp.inf, jnp.minimum(grown.trust, 0.0))
+            best = best + trust[..., None]
         totals = (frontier.log_probs[..., None] + best).reshape(B, -1)
         log_probs, winners = highest(totals, X)
         parents = winners // X
@@ -92,13 +105,19 @@ def grow(
             above = parents[:, :W].reshape(B, W, *(1,) * (entries.ndim - 2))
             return jnp.take_along_axis(entries, above, axis=1)
 
-        grown = grown._replace(beams=jax.tree.map(of_parents, grown.beams))
+        grown = grown._replace(beams=jax.tree.map(of_parents, grown.beams), trust=None)
         return _Frontier(tokens[:, :W], log_probs[:, :W], grown), (tokens, parents, log_probs)
 
     start = _Frontier(root[:, None], jnp.zeros((B, 1), jnp.float32), grown)
     R = tree.draft_rounds
     rounds = jnp.moveaxis(noise[:, :R], 1, 0)
     rounds = rounds if drafted is None else rounds[..., drafted]
+    if unrolled:
+        frontier, made = start, []
+        for round in range(R):
+            frontier, one = draft_round(frontier, (round, rounds[round]))
+            made.append(one)
+        return Beams(*(jnp.stack(leaves, axis=1) for leaves in zip(*made, strict=True)))
     frontier, first = draft_round(start, (0, rounds[0]))
     _, rest = jax.lax.scan(draft_round, frontier, (jnp.arange(1, R), rounds[1:]))
     trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)

@@ -11,7 +11,20 @@ from typing import Any
 from flax import nnx
 
 from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters import eagle, eagle_files, eagle_head, medusa, model_drafter, recurrent
+from redrafter_jax.drafters import (
+    block,
+    block_files,
+    block_head,
+    eagle,
+    eagle_files,
+    eagle_head,
+    hydra,
+    hydra_files,
+    medusa,
+    model_drafter,
+    published,
+    recurrent,
+)
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.types import DraftReads
 
@@ -188,14 +201,60 @@ EAGLE = Kind(
         read=eagle_files.from_files,
         rename=eagle_files.rename,
         ignored=eagle_files.IGNORED,
-        tables=eagle_files.TABLES,
-        read_tables=eagle_files.draft_tokens,
-        write_tables=eagle_files.to_tables,
+        tables=published.TABLES,
+        read_tables=eagle_files.READER.draft_tokens,
+        write_tables=published.to_tables,
     ),
     training=None,
     count_reads=eagle.count_reads,
 )
-KINDS = (RECURRENT, MEDUSA, EAGLE)
+BLOCK = Kind(
+    name="block",
+    title="a DFlash or DSpark head",
+    config=block_head.BlockConfig,
+    module=block_head.BlockHead,
+    drafter=block.BlockDrafter,
+    files=FileLayout(
+        fields=block_files.to_files,
+        stored_name=block_files.stored_name,
+        layers={"num_layers": "num_hidden_layers"},
+        model_type=block_files.MODEL_TYPE,
+        is_published=block_files.is_published,
+        flatten=block_files.flatten,
+        own_fields=dict.fromkeys(block_files.STATED, int),
+        rotary=True,
+        read=block_files.from_files,
+        ignored=block_files.IGNORED,
+        tables=published.TABLES,
+        read_tables=block_files.READER.draft_tokens,
+        write_tables=published.to_tables,
+    ),
+    training=None,
+    count_reads=block.count_reads,
+)
+HYDRA = Kind(
+    name="hydra",
+    title="Hydra heads",
+    config=hydra.HydraConfig,
+    module=hydra.HydraHeads,
+    drafter=hydra.HydraDrafter,
+    files=FileLayout(
+        fields=hydra_files.to_files,
+        stored_name=hydra_files.stored_name,
+        layers={"num_heads": "hydra_num_heads"},
+        model_type=hydra_files.MODEL_TYPE,
+        is_published=hydra_files.is_published,
+        own_fields=hydra_files.STATED,
+        read=hydra_files.from_files,
+        rename=hydra_files.rename,
+        ignored=hydra_files.IGNORED,
+        weight_files=("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
+    ),
+    training=None,
+    count_reads=hydra.count_reads,
+)
+# Of fields that could be two kinds' the first is meant.
+KINDS = (RECURRENT, MEDUSA, HYDRA, BLOCK, EAGLE)
 # A model has the files and the training of a target.
 MODEL = Weighted(
     config=TargetConfig,

@@ -192,7 +192,7 @@ def _parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]]:
     parameters = []
     for path, variable in nnx.to_flat_state(abstract):
         name, leaf = layout.stored_name(config, dotted(path)), variable.get_value()
-        turned = is_matrix(name, leaf)
+        turned = is_matrix(dotted(path), leaf)
         shape = leaf.shape[::-1] if turned else leaf.shape
         parameters.append(Parameter(path, variable, name, shape, turned))
     return graphdef, parameters
@@ -234,15 +234,16 @@ def save(
     tensors: dict[str, Any] = {}
     dtype = None
     for path, variable in nnx.to_flat_state(model.params):
-        name, value = layout.stored_name(model.config, dotted(path)), variable.get_value()
+        own, value = dotted(path), variable.get_value()
+        name = layout.stored_name(model.config, own)
         if not isinstance(value, QuantizedWeight):
             dtype = value.dtype
             # Of a NumPy array safetensors would write the bytes in the order of before `.T`.
             value = jnp.asarray(value)
-            tensors[name] = value.T if is_matrix(name, value) else value
+            tensors[name] = value.T if is_matrix(own, value) else value
             continue
         config = {**config, "quantization_config": {"quant_method": QUANT_METHOD}}
-        parts = transposed(value) if is_matrix(name, value.codes) else value
+        parts = transposed(value) if is_matrix(own, value.codes) else value
         codes = np.asarray(parts.codes)
         stored = (pack(codes) if codes.dtype == jnp.int4 else codes, *parts[1:])
         endings = ("", SCALE, MINIMUM)
@@ -268,7 +269,7 @@ def save(
 
 
 def is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether a weight is stored [out, in] there and [in, out] here; embeddings are tables."""
+    """Whether a parameter is stored [out, in] there and [in, out] here; embeddings are tables."""
     return leaf.ndim == 2 and "embed_tokens" not in name
 
 

@@ -51,23 +51,32 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """The block's output, and the keys (rotated) and values of the tokens in x."""
-
-        def heads(
-            projection: nnx.Param, bias: nnx.Param | None, norm: nnx.Param | None = None
-        ) -> Float[Array, "B T heads H"]:
-            projected = _add(linear(x, projection.get_value()), bias)
-            by_head = projected.reshape(*x.shape[:2], -1, self.config.head_dim)
-            return normalised(by_head, norm, self.config)
-
-        q = rotate(heads(self.q_proj, self.q_bias, self.q_norm), *angles)
-        k = rotate(heads(self.k_proj, self.k_bias, self.k_norm), *angles)
-        v = heads(self.v_proj, self.v_bias)
+        q = rotate(self._by_head(x, self.q_proj, self.q_bias, self.q_norm), *angles)
+        k, v = self.keys_and_values(x, angles)
         # A barrier, for attention reads them now and `commit` at the end of the step: XLA for GPUs
         # would keep their products in float32 parts until then, to add them up a second time.
         k, v = jax.lax.optimization_barrier((k, v))
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
         projected = all_reduce(linear(attended, self.o_proj.get_value()))
         return _add(projected, self.o_bias), k, v
+
+    def keys_and_values(
+        self, x: Float[Array, "B T I"], angles: Angles
+    ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """The keys (rotated) and values of the tokens in x."""
+        k = rotate(self._by_head(x, self.k_proj, self.k_bias, self.k_norm), *angles)
+        return k, self._by_head(x, self.v_proj, self.v_bias)
+
+    def _by_head(
+        self,
+        x: Float[Array, "B T I"],
+        projection: nnx.Param,
+        bias: nnx.Param | None,
+        norm: nnx.Param | None = None,
+    ) -> Float[Array, "B T heads H"]:
+        projected = _add(linear(x, projection.get_value()), bias)
+        by_head = projected.reshape(*x.shape[:2], -1, self.config.head_dim)
+        return normalised(by_head, norm, self.config)
 
 
 def _add(product: Float[Array, "B T out"], bias: nnx.Param | None) -> Float[Array, "B T out"]:

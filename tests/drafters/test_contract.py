@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from engine_runs import ROWS, STOPS, gather, generated, make_requests
 from small_batch import DRAFT, MIXED, PROMPTS
-from tiny_models import PARITY_CONFIG, forgetful_target, imitating_eagle, imitating_medusa
+from tiny_models import (
+    PARITY_CONFIG,
+    forgetful_target,
+    imitating_block,
+    imitating_eagle,
+    imitating_medusa,
+)
 from toy_drafters import CHAIN, BigramAttention, RepeatLast, Undecorated
 
 from redrafter_jax import (
@@ -42,6 +48,8 @@ KINDS = {
     "medusa": DRAFT,
     "eagle": TreeConfig(beam_width=3, draft_rounds=3, num_nodes=12, rerank=True),
     "eagle of version 1": DRAFT,
+    "block": DRAFT,
+    "block of DFlash": TreeConfig(beam_width=3, draft_rounds=3, num_nodes=7, rerank=True),
     "lookup": CHAIN,
     "repeat": CHAIN,
     "bigram": CHAIN,
@@ -70,6 +78,8 @@ def drafter(kind: str, habitual_target: Target, good_drafter: LoadedHead) -> Any
         "medusa": lambda: imitating_medusa(habitual_target),
         "eagle": lambda: imitating_eagle(habitual_target, "3"),
         "eagle of version 1": lambda: imitating_eagle(habitual_target, "1"),
+        "block": lambda: imitating_block(habitual_target, sequential=True, confidence=True),
+        "block of DFlash": lambda: imitating_block(habitual_target, sequential=False),
         "lookup": PromptLookup,
         "repeat": RepeatLast,
         # Without memory, and with fewer layers.
@@ -101,7 +111,7 @@ def test_texts_are_the_targets_own(
 ) -> None:
     expected = generate_autoregressive(habitual_target, prompts, **OPTIONS).tokens
     assert result.tokens == expected
-    sources = kind.removesuffix(" of version 1").split(" and ")
+    sources = kind.partition(" of ")[0].split(" and ")
     assert list(result.accepted_by) == sources
     accepted = [sum(by_row) for by_row in zip(*result.accepted_by.values(), strict=True)]
     # A call gains what it accepts and the bonus, unless the row ends before the bonus.

@@ -23,6 +23,7 @@ from redrafter_jax import (
 )
 from redrafter_jax.config import DynamicScaling, HeadConfig, Llama3Scaling
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind, kind_of, recognise
 from redrafter_jax.files.drafter_files import find_drafter
@@ -66,6 +67,33 @@ SHAPES: dict[str, list[HeadConfig]] = {
             rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 64),
             fc_norm=True,
             norm_output=True,
+        ),
+    ],
+    "block": [
+        BlockConfig(V, D, 1, 12, 2, 1, 4, 4, 5, context_layers=(0,)),
+        BlockConfig(
+            *(V, D, 2, 12, 2, 2, 2, 4, 12),
+            context_layers=(0, 2),
+            sample_from_anchor=True,
+            draft_tokens=(0, 3, 4),
+            markov_rank=3,
+            markov_head_type="gated",
+            confidence=True,
+            confidence_with_markov=True,
+            attention_bias=True,
+            rms_norm_eps=1e-5,
+            rope_theta=5e5,
+            rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 64),
+        ),
+        BlockConfig(
+            *(V, D, 1, 12, 2, 1, 4, 5, 0),
+            context_layers=(1,),
+            markov_rank=2,
+            markov_head_type="rnn",
+            confidence=True,
+            sample_from_anchor=True,
+            head="own",
+            draft_tokens=(1, 2),
         ),
     ],
 }
@@ -160,12 +188,25 @@ EAGLE_SHAPE = {
     "num_key_value_heads": 1,
     "head_dim": 2,
 }
+BLOCK_SHAPE = {
+    "vocab_size": 5,
+    "hidden_size": 4,
+    "num_layers": 1,
+    "intermediate_size": 6,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 2,
+    "block_size": 3,
+    "mask_token": 4,
+    "context_layers": (0,),
+}
 FIRST_EAGLE_SHAPE = {**EAGLE_SHAPE, "version": "1", "head": "target"}
 CONFIGS = {
     id(RECURRENT_SHAPE): RecurrentConfig,
     id(MEDUSA_SHAPE): MedusaConfig,
     id(EAGLE_SHAPE): EagleConfig,
     id(FIRST_EAGLE_SHAPE): EagleConfig,
+    id(BLOCK_SHAPE): BlockConfig,
 }
 
 
@@ -196,6 +237,19 @@ CONFIGS = {
         (FIRST_EAGLE_SHAPE, {"head": "own"}, "head is 'own' and version is '1', which the target"),
         (FIRST_EAGLE_SHAPE, {"fc_norm": True}, "fc_norm is True and version is '1', which has no"),
         (FIRST_EAGLE_SHAPE, {"context_layers": (1,)}, "version is '1', which reads the last layer"),
+        (BLOCK_SHAPE, {"mask_token": 5}, "mask_token is 5, and there are 5 tokens, counted from 0"),
+        (BLOCK_SHAPE, {"block_size": 1}, "block_size is 1, the root alone, and sample_from_anchor"),
+        (BLOCK_SHAPE, {"context_layers": ()}, "context_layers is empty; name the layers of the"),
+        (BLOCK_SHAPE, {"head_dim": 3}, "head_dim is 3; rotary embedding needs an even number"),
+        (BLOCK_SHAPE, {"rope_scaling": DynamicScaling(2.0)}, "rope_scaling is DynamicScaling; .* "),
+        (BLOCK_SHAPE, {"markov_head_type": "gru"}, "is 'gru'; it must be one of vanilla, gated"),
+        (BLOCK_SHAPE, {"markov_head_type": "rnn"}, "is 'rnn' and markov_rank is 0; leave one of"),
+        (BLOCK_SHAPE, {"confidence_with_markov": True}, "is True, which needs a confidence head"),
+        (
+            BLOCK_SHAPE,
+            {"markov_head_type": "rnn", "markov_rank": 2},
+            "markov_head_type is 'rnn' and sample_from_anchor is False; programs differ",
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -223,6 +277,8 @@ def test_no_kind_drafts_more_tokens_than_it_has(
         ("medusa", {"final_beams_only": True}, "final_beams_only is for heads that draft in beams"),
         ("medusa", {"rerank": True}, "rerank is for heads that draft in beams"),
         ("eagle", {"static_tree": True}, "static_tree is for heads that draft by rank"),
+        ("block", {"static_tree": True}, "static_tree is for heads that draft by rank"),
+        ("block", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 places of the head's"),
         ("medusa", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 Medusa heads"),
     ],
 )
@@ -235,7 +291,7 @@ def test_trees_that_a_kind_cannot_draft_are_refused(
 
 
 def test_a_kind_that_is_not_trained_says_so() -> None:
-    assert {kind.name for kind in KINDS} - TRAINING.keys() == {"eagle"}
+    assert {kind.name for kind in KINDS} - TRAINING.keys() == {"block", "eagle"}
     with pytest.raises(ValueError, match=r"an EAGLE head is loaded .* not trained here; train one"):
         DrafterShape.model_validate({"kind": "eagle"})
 
@@ -308,6 +364,21 @@ def test_a_head_as_wide_as_the_target_can_start_as_the_targets(name: str) -> Non
             3 * (16 * 8 + 8 + 8 + 4 * 64 + 3 * 8 * 12),
             3,
             4 + 2 * 2,
+        ),
+        # The last norm, and a layer: its norms, those of queries and keys, queries and output,
+        # keys and values, the feed-forward block. The gate and the 13 tokens of the sequential head
+        # and the confidence head three times, of the block of four the embeddings.
+        (
+            BlockConfig(
+                *(V, D, 1, 12, 2, 1, 4, 4, 5),
+                context_layers=(0, 1),
+                markov_rank=3,
+                markov_head_type="gated",
+                confidence=True,
+            ),
+            8 + 2 * 8 + 2 * 4 + 2 * 64 + 2 * 32 + 3 * 8 * 12 + 3 * (3 * 11 + 3 + 3 * 13 + 8 + 1),
+            1,
+            4,
         ),
     ],
 )

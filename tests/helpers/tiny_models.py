@@ -11,6 +11,7 @@ from flax import nnx
 from eval.abstract import abstract_drafter, abstract_target
 from redrafter_jax.config import HeadConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
@@ -233,6 +234,41 @@ def imitating_eagle(target: Target, version: Literal["1", "3"], memory: float = 
     head.self_attn.o_proj[...] = same
     head.norm[...] = norm
     head.lm_head.kernel[...] = decoder.lm_head[...]
+    return Model.split(shape, head)
+
+
+def imitating_block(
+    target: Target, *, sequential: bool, memory: float = 0.05, **variant: Any
+) -> LoadedHead:
+    """A DFlash or DSpark head that mostly computes the forgetful target's map.
+
+    The place of the root puts out the root's embedding, which the target's norm and projection make
+    the next token's scores; a sequential head has these for every token, and outweighs the places.
+    `memory` scales the layers, so that what is drafted depends on the cache.
+
+    Args:
+      target: the forgetful target.
+      sequential: whether it has a sequential head; without one the first token alone is right.
+      memory: how much the layers add.
+      variant: fields of `BlockConfig`.
+    """
+    config, heads = target.config, 4
+    V, D = config.vocab_size, config.hidden_size
+    fields: dict[str, Any] = {"sample_from_anchor": True, "context_layers": (0,), **variant}
+    if sequential:
+        fields["markov_rank"] = D
+    shape = BlockConfig(V, D, 2, 48, heads, heads // 2, D // heads, 4, V - 1, **fields)
+    head = random_drafter(shape).merge()
+    for layer in head.layers:
+        layer.self_attn.o_proj[...] = memory * layer.self_attn.o_proj[...]
+        layer.mlp.down_proj[...] = memory * layer.mlp.down_proj[...]
+    norm = target.merge().norm[...]
+    head.norm[...] = 0.2 * norm if sequential else norm
+    if sequential:
+        _, normalised, _ = _markov_chain(target)
+        head.markov.embed_tokens[...] = jnp.asarray(normalised, jnp.float32)
+        known = jnp.asarray(shape.draft_tokens or range(V))
+        head.markov.scores.kernel[...] = target.merge().lm_head[:, known]
     return Model.split(shape, head)
 
 

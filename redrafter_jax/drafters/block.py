@@ -1,0 +1,169 @@
+"""DFlash and DSpark heads in decoding: what they keep of the text, and the trees that they draft."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import TargetConfig, TreeConfig
+from redrafter_jax.drafters.block_head import BlockConfig
+from redrafter_jax.drafters.grow import Advance, Grown, grow
+from redrafter_jax.drafters.head_drafter import HeadDrafter
+from redrafter_jax.drafters.text_attention import in_dtype_of
+from redrafter_jax.drafters.tree import build_tree
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.attention import tree_attention
+from redrafter_jax.models.cache import extend
+from redrafter_jax.models.decoder_layer import Attend
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.parallel.mesh import check_target
+from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenTree, View
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BlockDrafter(HeadDrafter):
+    """A DFlash or DSpark head, and the trees that it drafts.
+
+    All that it keeps of the text lies in its layers of the cache.
+    """
+
+    @property
+    def name(self) -> str:
+        return "block"
+
+    @property
+    def config(self) -> BlockConfig:
+        return self.model.config
+
+    @property
+    def cache(self) -> CacheShape:
+        config = self.config
+        return CacheShape(config.num_layers, config.num_key_value_heads, config.head_dim)
+
+    @property
+    def default_tree(self) -> TreeConfig:
+        """The chain of the whole block, which is what the authors' code drafts."""
+        return TreeConfig(beam_width=1, draft_rounds=self.config.places)
+
+    def check(self, target: TargetConfig) -> None:
+        """Refuse the target of another head, scaled embeddings, and a mesh that does not divide."""
+        super().check(target)
+        if target.scaled_embeddings:
+            raise InputError(
+                "The target scales its embeddings, and programs differ on whether a DFlash or "
+                "DSpark head reads them scaled; use a head of another kind."
+            )
+        if self.model.mesh is not None:
+            check_target(self.config.layer, self.model.mesh, "head")
+
+    def empty(self, target: Decoder, rows: int) -> tuple[()]:
+        del target, rows
+        return ()
+
+    def read(
+        self, target: Decoder, own: Any, cache: KVCache, decided: Decided
+    ) -> tuple[Any, KVCache]:
+        """Keys and values of the decided tokens, which depend on nothing else of the text."""
+        del target
+        positions = decided.start[:, None] + jnp.arange(decided.tokens.shape[1])
+        remembered = self.model.merge().remember(decided.hidden, positions)
+        dtype = cache.keys[0].dtype
+        keys, values = (tuple(one.astype(dtype) for one in layers) for layers in remembered)
+        return own, extend(cache, keys, values, decided.count)
+
+    def propose(
+        self,
+        target: Decoder,
+        own: Any,
+        cache: KVCache,
+        view: View,
+        noise: Float[Array, "B P V"],
+        tree: TreeConfig,
+    ) -> TokenTree:
+        del own
+        advance, start = self.begin(target, cache, view.root, view.lengths, tree)
+        drafted = self.model.merge().draft_token_ids
+        beams = grow(advance, start, view.root, noise, view.sampling, tree, drafted)
+        return build_tree(view.root, beams, tree)
+
+    def begin(
+        self,
+        target: Decoder,
+        cache: KVCache,
+        root: Int[Array, " B"],
+        lengths: Int[Array, " B"],
+        tree: TreeConfig,
+    ) -> tuple[Advance, Grown]:
+        """How a tree grows, and what it carries before the first round; arguments as in `propose`.
+
+        The block is filled here, in one pass, and scored at once. Beams carry the state of the
+        sequential head.
+        """
+        head, rounds = self.model.merge(), tree.draft_rounds
+        scale = head.config.layer.attention_scale
+        hidden = head.fill(
+            root,
+            lengths,
+            target,
+            lambda layer: _attend_to_block(cache, layer, head.config.block_size, scale),
+        )
+        hidden = hidden[:, :rounds]
+        scores = head.logits(hidden, self.scorer(target))
+
+        def advance(
+            grown: Grown, tokens: Int[Array, "B w"], round: Int[Array, ""] | int
+        ) -> tuple[Grown, Float[Array, "B _ U"]]:
+            at_round = (
+                jax.lax.dynamic_slice_in_dim(places, round, 1, axis=1)
+                for places in (hidden, scores)
+            )
+            state, corrected, trust = head.follow(grown.beams, tokens, *at_round)
+            return Grown(state, trust=trust), corrected
+
+        state = jnp.zeros((len(root), 1, head.config.markov_rank), head.dtype)
+        return advance, Grown(state)
+
+
+def _attend_to_block(cache: KVCache, layer: int, places: int, scale: float) -> Attend:
+    """Attention of the block to the cached tokens and to all of itself."""
+    mask = jnp.ones((len(cache.lengths), places, places), bool)
+
+    def attend(
+        q: Float[Array, "B M Q H"], k: Float[Array, "B M K H"], v: Float[Array, "B M K H"]
+    ) -> Float[Array, "B M Q H"]:
+        return tree_attention(
+            q,
+            k_cache=cache.keys[layer],
+            v_cache=cache.values[layer],
+            lengths=cache.lengths,
+            k_tree=k,
+            v_tree=v,
+            mask=mask,
+            scale=scale,
+        )
+
+    return in_dtype_of(cache, attend)
+
+
+def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftReads:
+    """The layers read the block once, and the sequential head's projections every round.
+
+    Of the sequential head's embedding a few rows are read, which are left out; what was decided
+    reads `fc`, and of the layers the projections of keys and values.
+    """
+    rounds = tree.draft_rounds
+    weights, reading = [], [params["fc"], params["hidden_norm"]]
+    for name, part in params.items():
+        if name == "markov":
+            kept = {key: inner for key, inner in part.items() if key != "embed_tokens"}
+            weights.append((kept, rounds))
+        elif name not in ("fc", "hidden_norm"):
+            weights.append((part, rounds if name == "confidence" else 1))
+    for layer in params["layers"].values():
+        attention = layer["self_attn"]
+        reading += [attention[name] for name in attention if name[0] in "kv"]
+    projections = 1 if config.head == "target" else 0
+    return DraftReads(weights, projections, config.block_size, reading=reading)

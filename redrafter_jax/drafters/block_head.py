@@ -1,0 +1,332 @@
+"""DFlash and DSpark heads: a block of masked tokens, which a few decoder layers fill in one pass.
+
+The target's hidden states of several layers, fused, give every token of the text its keys and
+values in each layer of the head; the text itself passes through no layer. The block is the root and
+masks behind it; its places attend to the text and to all of the block, and each predicts a token.
+DFlash (arXiv 2602.06036) stops there. DSpark (arXiv 2607.05147) adds a sequential head, which
+corrects the scores of a place by the token before it, and a confidence head, which predicts how
+much of the target's probability the corrected scores share.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import (
+    HeadConfig,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    TargetConfig,
+    TreeConfig,
+)
+from redrafter_jax.config.limits import Count, Natural, Positive, require
+from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.decoder_layer import (
+    WEIGHT_INIT,
+    Angles,
+    Attend,
+    DecoderLayer,
+    norm_weight,
+    normalised,
+)
+from redrafter_jax.models.linear import linear, read_rows
+from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.parallel.collectives import all_gather
+from redrafter_jax.types import Scorer
+
+_PerLayer = tuple[Float[Array, "B T K H"], ...]
+
+
+@dataclass(frozen=True)
+class BlockConfig(HeadConfig):
+    """Shape of a DFlash or DSpark head, whose width is the target's.
+
+    `context_layers` are the target's layers that are fused.
+
+    Attributes:
+      num_layers: of the head's decoder layers.
+      intermediate_size: of their feed-forward blocks.
+      num_attention_heads: Q.
+      num_key_value_heads: K.
+      head_dim: H.
+      block_size: places of the block, the root's included.
+      mask_token: the token whose embedding stands at the masked places.
+      sample_from_anchor: whether the place of the root predicts too, as in DeepSpec's heads; else
+        the first masked place predicts the token after the root, as in DFlash's.
+      rms_norm_eps: of all norms of the head.
+      rope_theta: rotary base.
+      rope_scaling: how rotary frequencies are stretched; None leaves them plain.
+      attention_bias: whether queries, keys, values and the attention block's output have a bias.
+      markov_rank: width of the sequential head's embedding and state; 0 where there is none.
+      markov_head_type: "vanilla" corrects by the token before alone, "gated" also by the place, and
+        "rnn" by all tokens of the block before it.
+      confidence: whether there is a confidence head.
+      confidence_with_markov: whether it reads the sequential head's embedding too.
+    """
+
+    num_layers: Count
+    intermediate_size: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    block_size: Count
+    mask_token: Natural
+    sample_from_anchor: bool = False
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Positive = 10000.0
+    rope_scaling: RopeScaling | None = None
+    attention_bias: bool = False
+    markov_rank: Natural = 0
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    confidence: bool = False
+    confidence_with_markov: bool = False
+    head: Literal["own", "target"] = field(default="target", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.layer  # which checks its sizes
+        problem = f"is {self.mask_token}, and there are {self.vocab_size} tokens, counted from 0."
+        require(self.mask_token < self.vocab_size, self, "mask_token", problem)
+        problem = "is 1, the root alone, and sample_from_anchor is False: nothing predicts."
+        require(self.places > 0, self, "block_size", problem)
+        problem = "is empty; name the layers of the target that the head reads."
+        require(bool(self.context_layers), self, "context_layers", problem)
+        scaled = isinstance(self.rope_scaling, LinearScaling | Llama3Scaling | None)
+        name = type(self.rope_scaling).__name__
+        problem = f"is {name}; heads are known with linear scaling and Llama 3.1's alone."
+        require(scaled, self, "rope_scaling", problem)
+        reads = self.markov_rank > 0 and self.confidence
+        problem = "is True, which needs a confidence head and a markov_rank above 0."
+        require(reads or not self.confidence_with_markov, self, "confidence_with_markov", problem)
+        kind = self.markov_head_type
+        problem = f"is {kind!r} and markov_rank is 0; leave one of them out."
+        require(self.markov_rank > 0 or kind == "vanilla", self, "markov_head_type", problem)
+        problem = (
+            "is 'rnn' and sample_from_anchor is False; programs differ on whether the place of the "
+            "root then changes the state."
+        )
+        require(kind != "rnn" or self.sample_from_anchor, self, "markov_head_type", problem)
+
+    @property
+    def layer(self) -> TargetConfig:
+        """The head's decoder layers, as those of a target."""
+        return TargetConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            rope_theta=self.rope_theta,
+            rms_norm_eps=self.rms_norm_eps,
+            max_position_embeddings=1,  # the target's limit holds
+            tie_word_embeddings=True,
+            eos_token_ids=(),
+            rope_scaling=self.rope_scaling,
+            attention_bias=self.attention_bias,
+            attention_output_bias=self.attention_bias,
+            qk_norm=True,
+        )
+
+    @property
+    def first_place(self) -> int:
+        """The place of the block that predicts the token after the root."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def places(self) -> int:
+        """How many places of the block predict, which is how many rounds can be drafted."""
+        return self.block_size - self.first_place
+
+    def check_tree(self, tree: TreeConfig) -> None:
+        """Refuse trees of ranks, deeper than the block, or of more tokens than can be drafted."""
+        tree.check_beams("a DFlash or DSpark head")
+        if tree.draft_rounds > self.places:
+            raise InputError(
+                f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.places} "
+                "places of the head's block that predict; draft fewer."
+            )
+        super().check_tree(tree)
+
+
+class Corrected(NamedTuple):
+    """What the sequential head makes of a round.
+
+    Attributes:
+      state: of "rnn" what it hands to the next round; else what it was given.
+      embedded: the embedding of the tokens before.
+      bias: what is added to the scores; on a mesh maybe this device's part of U.
+    """
+
+    state: Float[Array, "B w r"]
+    embedded: Float[Array, "B w r"]
+    bias: Float[Array, "B w U"]
+
+
+class SequentialHead(nnx.Module):
+    """The correction of a place's scores by the token before it, through a narrow bottleneck."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs) -> None:
+        V, D, r = config.vocab_size, config.hidden_size, config.markov_rank
+        self.config = config
+        self.embed_tokens = nnx.Param(WEIGHT_INIT(rngs.params(), (V, r)))
+        if config.markov_head_type == "gated":
+            self.gate = Dense(D + r, r, bias=True, rngs=rngs)
+        elif config.markov_head_type == "rnn":
+            # Gate, candidate and output side by side.
+            self.joint = Dense(D + 2 * r, 3 * r, bias=True, rngs=rngs)
+        self.scores = Dense(r, config.draft_vocab_size, bias=False, rngs=rngs)
+
+    def __call__(
+        self,
+        state: Float[Array, "B w r"],
+        tokens: Int[Array, "B w"],
+        hidden: Float[Array, "B 1 D"],
+    ) -> Corrected:
+        """The correction of the scores after these tokens.
+
+        Args:
+          state: what the round before left, zeros in the first.
+          tokens: the newest of each beam.
+          hidden: what the layers put out at the round's place, the same for all beams.
+        """
+        embedded = read_rows(
+            self.embed_tokens.get_value(), tokens, self.config.vocab_size, hidden.dtype
+        )
+        hidden = jnp.broadcast_to(hidden, (*tokens.shape, hidden.shape[-1]))
+        match self.config.markov_head_type:
+            case "vanilla":
+                read = embedded
+            case "gated":
+                gate = self.gate(jnp.concatenate([hidden, embedded], axis=-1))
+                read = jax.nn.sigmoid(gate) * embedded
+            case "rnn":
+                joint = self.joint(jnp.concatenate([state, embedded, hidden], axis=-1))
+                gate, candidate, output = jnp.split(joint, 3, axis=-1)
+                gate = jax.nn.sigmoid(gate)
+                state = gate * state + (1 - gate) * jnp.tanh(candidate)
+                read = jnp.tanh(output)
+        bias = linear(read, self.scores.kernel.get_value(), jnp.float32)
+        return Corrected(state, embedded, bias)
+
+
+class BlockHead(HeadWeights):
+    """Parameters of a DFlash or DSpark head."""
+
+    config: BlockConfig
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs) -> None:
+        layer, D = config.layer, config.hidden_size
+        self.config = config
+        self.fc = Dense(len(config.context_layers) * D, D, bias=False, rngs=rngs)
+        self.hidden_norm, self.norm = norm_weight(layer), norm_weight(layer)
+        self.layers = nnx.List([DecoderLayer(layer, rngs=rngs) for _ in range(config.num_layers)])
+        if config.markov_rank:
+            self.markov = SequentialHead(config, rngs=rngs)
+        if config.confidence:
+            read = D + (config.markov_rank if config.confidence_with_markov else 0)
+            self.confidence = Dense(read, 1, bias=True, rngs=rngs)
+        if config.head == "own":
+            self.lm_head = Dense(D, config.draft_vocab_size, bias=False, rngs=rngs)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the layers' activations: the norms', which are never quantized."""
+        return self.norm[...].dtype
+
+    def remember(
+        self, hidden: Float[Array, "B C Z"], positions: Int[Array, "B C"]
+    ) -> tuple[_PerLayer, _PerLayer]:
+        """Keys and values of every layer for tokens of the text, from the target's hidden states.
+
+        The last of these, after the target's final norm, is not read.
+        """
+        config = self.config
+        read = hidden[..., : len(config.context_layers) * config.hidden_size].astype(self.dtype)
+        fused = normalised(self.fc(read), self.hidden_norm, config.layer)
+        angles = self._angles(positions)
+        pairs = [layer.self_attn.keys_and_values(fused, angles) for layer in self.layers]
+        keys, values = zip(*pairs, strict=True)
+        return keys, values
+
+    def fill(
+        self,
+        root: Int[Array, " B"],
+        lengths: Int[Array, " B"],
+        target: Decoder,
+        attend_in: Callable[[int], Attend],
+    ) -> Float[Array, "B places D"]:
+        """What the layers put out at the places of the block that predict, after the last norm.
+
+        Args:
+          root: the last decided token.
+          lengths: its position.
+          target: for its embedding.
+          attend_in: from a layer's number to its attention, whose keys and values are the block's.
+        """
+        config, M = self.config, self.config.block_size
+        masks = jnp.full((len(root), M - 1), config.mask_token, root.dtype)
+        block = jnp.concatenate([root[:, None], masks], axis=1)
+        x = target.stored_embeddings(block).astype(self.dtype)
+        angles = self._angles(lengths[:, None] + jnp.arange(M))
+        for number, layer in enumerate(self.layers):
+            x, _, _ = layer(x, angles, attend_in(number))
+        return normalised(x[:, config.first_place :], self.norm, config.layer)
+
+    def logits(
+        self, hidden: Float[Array, "... D"], scorer: Scorer | None = None
+    ) -> Float[Array, "... U"]:
+        """Scores of the tokens that places predict, float32, before any correction.
+
+        On a mesh, those of this device's part of them. With `head="target"` the scorer makes them.
+        """
+        if self.config.head == "own":
+            return linear(hidden, self.lm_head.kernel.get_value(), jnp.float32)
+        assert scorer is not None, "head='target' has no projection of its own: pass scorer="
+        return scorer(hidden)
+
+    def follow(
+        self,
+        state: Float[Array, "B w r"],
+        tokens: Int[Array, "B w"],
+        hidden: Float[Array, "B 1 D"],
+        scores: Float[Array, "B 1 U"],
+    ) -> tuple[Float[Array, "B w r"], Float[Array, "B _ U"], Float[Array, "B w"] | None]:
+        """A round of the sequential head and of the confidence head, where there are such.
+
+        Args:
+          state: what the round before left.
+          tokens: the newest of each beam.
+          hidden: what the layers put out at the round's place.
+          scores: the place's, of `logits`.
+
+        Returns:
+          The state, the corrected scores (of all beams alike without a sequential head), and the
+          log-probability that they hold.
+        """
+        read = jnp.broadcast_to(hidden, (*tokens.shape, hidden.shape[-1]))
+        if self.config.markov_rank:
+            state, embedded, bias = self.markov(state, tokens, hidden)
+            if bias.shape[-1] < scores.shape[-1]:  # of a mesh, where the target lends all of few
+                bias = all_gather(bias, scores.shape[-1])
+            scores = scores + bias
+            if self.config.confidence_with_markov:
+                read = jnp.concatenate([read, embedded], axis=-1)
+        if not self.config.confidence:
+            return state, scores, None
+        confidence = self.confidence(read)[..., 0].astype(jnp.float32)
+        return state, scores, jax.nn.log_sigmoid(confidence)
+
+    def _angles(self, positions: Int[Array, "B T"]) -> Angles:
+        config = self.config
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        return rotary_angles(positions, frequencies)

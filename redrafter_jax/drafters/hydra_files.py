@@ -1,0 +1,174 @@
+"""The files of Hydra heads, as their authors publish them and as they are written here.
+
+What is read was found in the authors' code (zankner/Hydra, `hydra/model`): `config.json` states the
+architecture and no sizes, `hydra_lm_head.pt` holds the state of the module. The blocks of a head
+after the first are one module in a list that is multiplied, so that their weights lie there under
+several names, of which the code keeps the last. Heads of its other two architectures, "cross-attn"
+and "eagle-attn", are left out.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from redrafter_jax.drafters.hydra import HydraConfig, PrefixLayer
+from redrafter_jax.drafters.published import DESCRIBING, Reader, Shapes, first_stated
+
+MODEL_TYPE = "hydra"
+READER = Reader(HydraConfig, "Hydra heads")
+STATED = {"hydra_num_heads": int, "hydra_num_layers": int, "hydra_head_arch": str}
+_ARCHITECTURES = {"mlp": False, "prefix-mlp": True}
+_KNOWN = {
+    *DESCRIBING,
+    *STATED,
+    *("base_model_name_or_path", "grounded_heads", "hidden_state_offset", "dropout_rate"),
+    *("vocab_size", "hidden_size", "draft_tokens", "head", "prefix"),
+    *("num_attention_heads", "head_dim", "rms_norm_eps", "rope_scaling"),
+}
+# Their spelling.
+_PREFIX = "prefix_embeding_layer."
+_ROTARY = f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq"
+# The target's embedding under two names, and blocks that are the last one.
+IGNORED = (
+    r"input_embed_fn\.weight",
+    rf"{re.escape(_PREFIX)}embed_tokens\.weight",
+    re.escape(_ROTARY),
+    r"copies\..*",
+)
+_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+
+
+def is_published(stated: Mapping[str, Any]) -> bool:
+    """Whether `config.json` is one of Hydra's authors, who state no model_type."""
+    return not stated.get("model_type") and "hydra_num_heads" in stated
+
+
+def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
+    """The weights, those of blocks that the last one stands for under "copies."."""
+    last: dict[str, int] = {}
+    grounded: dict[str, int] = {}
+    for name in stored:
+        if found := re.fullmatch(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\..*", name):
+            head, block, part = found.groups()
+            last[head] = max(last.get(head, 0), int(block))
+            if part == "res_connection":
+                grounded[head] = int(block)
+
+    def called(name: str) -> str:
+        head, block = (name.split(".") + [""])[1:3] if name.startswith("hydra_mlp.") else ("", "")
+        kept = (str(last.get(head)), str(grounded.get(head)))
+        return name if head not in last or block in kept else f"copies.{name}"
+
+    return {called(name): weight for name, weight in stored.items()}
+
+
+def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+    """The fields of the configuration; of published heads the sizes too, which the weights have.
+
+    Args:
+      stated: fields of `config.json`.
+      shapes: of the weights, by the names of `rename`.
+
+    Raises:
+      FieldError: the architecture is not read, a field is not known, or the weights are of other
+        blocks.
+    """
+    READER.refuse_unknown(stated, _KNOWN)
+    kind, layers = stated["hydra_head_arch"], stated["hydra_num_layers"]
+    if kind not in _ARCHITECTURES:
+        known = " and ".join(map(repr, _ARCHITECTURES))
+        READER.refuse("hydra_head_arch", f"is {kind!r:.80}; {known} are read.")
+    prefix = _ARCHITECTURES[kind]
+    blocks = [name.split(".")[2] for name in shapes if name.startswith("hydra_mlp.0.")]
+    held = max((_count(int(block), prefix) for block in blocks if block.isdecimal()), default=0)
+    if held != layers:
+        READER.refuse("hydra_num_layers", f"is {layers}, but the files hold {held} blocks a head.")
+    values: dict[str, Any] = {
+        "num_heads": stated["hydra_num_heads"],
+        "num_draft_layers": layers,
+        "grounded": stated.get("grounded_heads") or False,
+        "hidden_state_offset": stated.get("hidden_state_offset") or 0,
+    }
+    if stated.get("model_type"):  # written here
+        if prefix != (stated.get("prefix") is not None):
+            READER.refuse("prefix", f"does not go with the architecture {kind!r}.")
+        return values
+    V, D = shapes.get(f"hydra_lm_head.0{'.1' if prefix else ''}.weight", (0, 0))
+    values |= {"vocab_size": V, "hidden_size": D}
+    return values | {"prefix": _read_prefix(stated, shapes) if prefix else None}
+
+
+def to_files(config: HydraConfig) -> dict[str, Any]:
+    """The authors' fields, and the sizes that they do not state."""
+    fields: dict[str, Any] = {
+        "architectures": ["Hydra"],
+        "model_type": MODEL_TYPE,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "hydra_num_heads": config.num_heads,
+        "hydra_num_layers": config.num_draft_layers,
+        "hydra_head_arch": "mlp" if config.prefix is None else "prefix-mlp",
+        "grounded_heads": config.grounded,
+        "hidden_state_offset": config.hidden_state_offset,
+    }
+    if config.prefix is not None:
+        fields["prefix"] = asdict(config.prefix)
+    if config.draft_tokens is not None:
+        fields["draft_tokens"] = config.draft_tokens
+    if config.head != "own":
+        fields["head"] = config.head
+    return fields
+
+
+def stored_name(config: HydraConfig, name: str) -> str:
+    """Ours: heads.0.first.linear.kernel, prefix.mlp_norm; theirs: hydra_mlp.0.0.linear.weight ..."""
+    name = name.replace(".kernel", ".weight")
+    if name == "prefix_norm":
+        return f"{_PREFIX}norm.weight"
+    if name.startswith("prefix."):
+        own = name.removeprefix("prefix.")
+        return f"{_PREFIX}layers.0.{_NORMS.get(own, own)}.weight"
+    _, head, part, *rest = name.split(".")
+    # Of Hydra++ a dropout stands before every layer.
+    step, first = (2, 1) if config.prefix else (1, 0)
+    if part == "lm_head":
+        return f"hydra_lm_head.{head}.{'1.' if config.prefix else ''}{rest[0]}"
+    block = first + step * (0 if part == "first" else config.num_draft_layers - 1)
+    return f"hydra_mlp.{head}.{block}.{rest[0].replace('residual', 'res_connection')}.{rest[1]}"
+
+
+def _count(block: int, prefix: bool) -> int:
+    """The number of blocks up to this one's place in its list."""
+    return (block + 1) // 2 if prefix else block + 1
+
+
+def _read_prefix(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+    """The layer of Hydra++ from its weights; what they do not tell is stated, or Llama's default.
+
+    The authors' code copies the target's, which is compared before decoding.
+    """
+    within = f"{_PREFIX}layers.0."
+    queries, width = shapes.get(f"{within}self_attn.q_proj.weight", (0, 0))
+    keys, _ = shapes.get(f"{within}self_attn.k_proj.weight", (0, 0))
+    inner, _ = shapes.get(f"{within}mlp.up_proj.weight", (0, 0))
+    (pairs,) = shapes.get(_ROTARY, (0,))
+    heads = stated.get("num_attention_heads")
+    head_dim = stated.get("head_dim") or 2 * pairs or (width // heads if heads else 0)
+    if not head_dim:
+        READER.refuse(
+            "num_attention_heads",
+            "is not stated, and the files do not hold the rotary frequencies that tell it; state "
+            "the target's.",
+        )
+    scaling = stated.get("rope_scaling")
+    if scaling is not None and scaling.get("type", scaling.get("rope_type")) != "linear":
+        READER.refuse("rope_scaling", f"is {scaling!r:.80}; only linear scaling is supported.")
+    return {
+        "intermediate_size": inner,
+        "num_attention_heads": queries // head_dim,
+        "num_key_value_heads": keys // head_dim,
+        "head_dim": head_dim,
+        "rms_norm_eps": first_stated(stated, ("rms_norm_eps",), PrefixLayer.rms_norm_eps),
+        "rope_scaling": None if scaling is None else {"factor": scaling.get("factor")},
+    }

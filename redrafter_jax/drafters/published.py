@@ -1,0 +1,158 @@
+"""What the files of published heads have in common: fields, layers, tables of draft tokens."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from redrafter_jax.config import HeadConfig
+from redrafter_jax.config.limits import FieldError
+
+Shapes = Mapping[str, tuple[int, ...]]
+# The field by which vLLM's speculators says the kind of a head.
+SPECULATORS = "speculators_model_type"
+# Fields that say how a head was made, or for which target, and nothing of what it computes.
+DESCRIBING = {
+    *("architectures", "model_type", "auto_map", "_name_or_path", "name_or_path"),
+    *("torch_dtype", "dtype", "transformers_version", "speculators_version", "speculators_config"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "initializer_range"),
+    *("use_cache", "max_position_embeddings", "max_sequence_length", "max_window_layers"),
+    *("attention_dropout", "hidden_dropout", "pretraining_tp", "sliding_window"),
+    *("target_model_type", "target_model_name_or_path", "modal_type", "target_vocab_size"),
+    *("num_target_layers", "_attn_implementation", "_attn_implementation_autoset"),
+    *("quantization_config", "attn_implementation", "attention_head_dim"),
+}
+# Read elsewhere, by the rotary embedding.
+ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
+# The tables of draft tokens.
+TABLES = ("d2t", "t2d")
+
+
+class Reader:
+    """Refuses, by name, what the files of one kind of head state that is not known here.
+
+    Attributes:
+      config: the configuration of the kind, with whose name sentences begin outside of files.
+      heads: what sentences call heads of the kind.
+    """
+
+    def __init__(self, config: type[HeadConfig], heads: str) -> None:
+        self.config, self.heads = config, heads
+
+    def refuse(self, field: str, problem: str) -> NoReturn:
+        """Refuse a field, as a `FieldError`."""
+        raise FieldError(self.config, field, problem)
+
+    def expect(self, stated: Mapping[str, Any], name: str, supported: Any) -> None:
+        """Refuse another value than the one that is supported, where a value is stated."""
+        value = stated.get(name)
+        if value is not None and value != supported:
+            self.refuse(name, f"is {value!r:.80}; only {supported!r} is supported.")
+
+    def refuse_unknown(self, stated: Mapping[str, Any], known: set[str]) -> None:
+        """Refuse fields that are neither known nor empty or false."""
+        for name, value in stated.items():
+            if name not in known and value not in (None, False, 0, "", [], {}):
+                self.refuse(
+                    name,
+                    f"is {value!r:.80}, a field of {self.heads} that is not known; take it out if "
+                    "it changes nothing of what the head computes.",
+                )
+
+    def refuse_other_layers(self, stated: Mapping[str, Any]) -> None:
+        """Refuse decoder layers with a window, another activation or biases within."""
+        self.expect(stated, "hidden_act", "silu")
+        self.expect(stated, "mlp_bias", False)
+        for kind in stated.get("layer_types") or ():
+            if kind != "full_attention":
+                self.refuse(
+                    "layer_types",
+                    f"is {stated['layer_types']!r:.80}; only 'full_attention' is supported.",
+                )
+        if stated.get("use_sliding_window"):
+            self.refuse("use_sliding_window", "is True; heads with a window are not supported.")
+
+    def flatten_speculators(self, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of speculators' files side by side: they nest those of the layers."""
+        layer = stated.get("transformer_layer_config")
+        if not isinstance(layer, Mapping):
+            self.refuse(
+                "transformer_layer_config", f"is {layer!r:.80}; it must be an object of fields."
+            )
+        return {**layer, **{name: value for name, value in stated.items() if value is not None}}
+
+    def layers(self, field: str, numbers: Any, *, inputs: bool) -> tuple[int, ...]:
+        """The outputs of layers that a field's numbers mean, which may number inputs."""
+        if not isinstance(numbers, list) or any(type(one) is not int for one in numbers):
+            self.refuse(field, f"is {numbers!r:.80}; layers must be a list of whole numbers.")
+        first = 0 if inputs else -1
+        if first in numbers:
+            self.refuse(field, f"holds {first}, the embedding; only outputs of layers are read.")
+        return tuple(one - inputs for one in numbers)
+
+    def draft_tokens(
+        self, stated: Mapping[str, Any], tables: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
+        """The tokens that can be drafted: `d2t` holds for the i-th of them its distance from i.
+
+        Args:
+          stated: fields, side by side.
+          tables: those of `TABLES` that there are.
+
+        Raises:
+          FieldError: the tables contradict each other or the fields, or do not rise.
+        """
+        total, count = stated["vocab_size"], stated.get("draft_vocab_size")
+        if "d2t" not in tables:
+            if count not in (None, total):
+                self.refuse(
+                    "draft_vocab_size",
+                    f"is {count}, of {total} tokens, but the files hold no table 'd2t' of them.",
+                )
+            return {}
+        shifts = tables["d2t"].reshape(-1).astype(np.int64)
+        if count not in (None, len(shifts)):
+            self.refuse(
+                "draft_vocab_size", f"is {count}, but the table 'd2t' has {len(shifts)} entries."
+            )
+        tokens = np.arange(len(shifts)) + shifts
+        if (np.diff(tokens) <= 0).any():
+            at = int(np.argmax(np.diff(tokens) <= 0))
+            self.refuse(
+                "draft_tokens",
+                f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; only tables that "
+                "rise are read: sort them, and the rows of 'lm_head.weight' with them.",
+            )
+        if len(tokens) == total:  # written though it says nothing
+            return {}
+        if "t2d" in tables:
+            known = tables["t2d"].reshape(-1)
+            if len(known) != total or not np.array_equal(np.flatnonzero(known), tokens):
+                self.refuse(
+                    "draft_tokens",
+                    f"are {len(tokens)} of {total} by the table 'd2t', and not those of 't2d', "
+                    f"which marks {np.count_nonzero(known)} of {len(known)}; they do not belong "
+                    "together.",
+                )
+        return {"draft_tokens": tuple(tokens.tolist())}
+
+
+def architectures(stated: Mapping[str, Any]) -> list[str]:
+    """The architectures that `config.json` names."""
+    names = stated.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def first_stated(stated: Mapping[str, Any], names: tuple[str, ...], otherwise: Any = None) -> Any:
+    """The first of these fields that is stated."""
+    return next((stated[name] for name in names if stated.get(name) is not None), otherwise)
+
+
+def to_tables(config: HeadConfig) -> dict[str, np.ndarray]:
+    """The tables of the tokens that can be drafted; none for all V."""
+    if config.draft_tokens is None:
+        return {}
+    tokens = np.asarray(config.draft_tokens, np.int64)
+    marked = np.zeros(config.vocab_size, bool)
+    marked[tokens] = True
+    return {"d2t": tokens - np.arange(len(tokens)), "t2d": marked}

@@ -1,0 +1,49 @@
+"""Attention of decided tokens in a drafter's own layers, to the text before them and themselves."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from redrafter_jax.models.attention import tree_attention
+from redrafter_jax.models.decoder_layer import Attend
+from redrafter_jax.types import KVCache
+
+
+def attend_to_text(cache: KVCache, layer: int, shape: tuple[int, int], scale: float) -> Attend:
+    """Attention of consecutive tokens to those in the cache, to those before them, themselves.
+
+    Args:
+      cache: the drafter's layers alone, with the tokens before.
+      layer: number of the layer among them.
+      shape: B, and C, the number of the tokens.
+      scale: factor on the scores before the softmax.
+    """
+    B, C = shape
+    chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
+
+    def attend(
+        q: Float[Array, "B C Q H"], k: Float[Array, "B C K H"], v: Float[Array, "B C K H"]
+    ) -> Float[Array, "B C Q H"]:
+        return tree_attention(
+            q,
+            k_cache=cache.keys[layer],
+            v_cache=cache.values[layer],
+            lengths=cache.lengths,
+            k_tree=k,
+            v_tree=v,
+            mask=chain,
+            scale=scale,
+        )
+
+    return in_dtype_of(cache, attend)
+
+
+def in_dtype_of(cache: KVCache, attend: Attend) -> Attend:
+    """The same attention in the cache's dtype, which is the target's and may not be the head's."""
+    dtype = cache.keys[0].dtype
+
+    def cast(
+        q: Float[Array, "B T Q H"], k: Float[Array, "B T K H"], v: Float[Array, "B T K H"]
+    ) -> Float[Array, "B T Q H"]:
+        return attend(*(one.astype(dtype) for one in (q, k, v))).astype(q.dtype)
+
+    return cast

@@ -1,0 +1,53 @@
+"""A beam search over the scores that the authors of heads compute, path by path."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+# Beams, rounds and nodes (the root included) of a golden's tree.
+WIDTH, ROUNDS, NODES = 3, 4, 9
+# From the tokens of a text and those of a chain below it, of which the first is the root, to the
+# scores after each token of the chain, and the confidence's logits where there is such a head.
+Follow = Callable[[list[int], list[int]], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def beam_search(
+    follow: Follow, tokens: list[int], text: list[int], root: int
+) -> dict[str, np.ndarray]:
+    """The best nodes, as paths from the root that end in -1, and their log-probabilities.
+
+    A token's log-probability is that of the scores; with a confidence head it is added to the
+    logarithm of the confidence after the token before.
+
+    Args:
+      follow: the authors' code.
+      tokens: those that can be drafted, in the order of their scores.
+      text: the tokens above the root.
+      root: the first token of every path.
+    """
+    beams: list[tuple[float, list[int]]] = [(0.0, [root])]
+    found: list[tuple[float, list[int]]] = []
+    for done in range(ROUNDS):
+        longer = []
+        for total, path in beams:
+            scores, confidence = follow(text, path)
+            trust = 0.0
+            if confidence is not None:
+                trust = torch.nn.functional.logsigmoid(confidence[done].double()).item()
+            best = torch.log_softmax(scores[done].double(), dim=-1)
+            longer += [
+                (total + trust + best[place].item(), [*path, token])
+                for place, token in enumerate(tokens)
+            ]
+        longer.sort(reverse=True)
+        assert longer[WIDTH - 1][0] - longer[WIDTH][0] > 1e-3, "beams are too close to a tie"
+        beams = longer[:WIDTH]
+        found += beams
+    found.sort(reverse=True)
+    assert found[NODES - 2][0] - found[NODES - 1][0] > 1e-3, "nodes are too close to a tie"
+    kept = found[: NODES - 1]
+    return {
+        "paths": np.asarray([path + [-1] * (ROUNDS + 1 - len(path)) for _, path in kept]),
+        "log_probs": np.asarray([total for total, _ in kept], np.float32),
+    }
