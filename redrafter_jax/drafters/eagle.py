@@ -1,11 +1,12 @@
 """EAGLE heads in decoding: what they read of decided tokens, and the trees that they grow."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
@@ -18,10 +19,8 @@ from redrafter_jax.drafters.node_cache import (
     init_seen,
     see_themselves,
 )
+from redrafter_jax.drafters.own_layer import in_dtype_of, read_decided
 from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.models.attention import tree_attention
-from redrafter_jax.models.cache import extend
-from redrafter_jax.models.decoder_layer import Attend
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
 from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenTree, View
@@ -73,22 +72,10 @@ class EagleDrafter(HeadDrafter):
     ) -> tuple[Float[Array, "B width"], KVCache]:
         """Entries of the decided tokens, with the target's own hidden states."""
         head = self.model.merge()
-        B, C = decided.tokens.shape
-        places = jnp.arange(C)
-        chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
         # Past the decided ones a token may be none.
         embedded = head.embed(jnp.maximum(decided.following, 0), target)
-        output, keys, values = head.run(
-            embedded,
-            head.fuse(decided.hidden),
-            decided.start[:, None] + places,
-            _in_dtype_of(cache, _attend_to_chain(cache, chain, head.config.layer)),
-        )
-        newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
-        last = jnp.take_along_axis(output, newest, axis=1)[:, 0]
-        dtype = cache.keys[0].dtype
-        cache = extend(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
-        return jnp.where(decided.count[:, None] > 0, last, own), cache
+        run = partial(head.run, embedded, head.fuse(decided.hidden))
+        return read_decided(run, own, cache, decided, head.config.layer.attention_scale)
 
     def propose(
         self,
@@ -132,45 +119,13 @@ class EagleDrafter(HeadDrafter):
                 head.feed_back(output),
                 # The entry of a token stands at the position before it.
                 jnp.broadcast_to(lengths[:, None] + round - 1, tokens.shape),
-                _in_dtype_of(cache, attend),
+                in_dtype_of(cache, attend),
             )
             nodes = add_nodes(nodes, (keys.astype(dtype),), (values.astype(dtype),), round)
             return Grown((seen, output), nodes), head.logits(output, scorer)
 
         beams = init_seen(B, tree), own[:, None]
         return advance, Grown(beams, init_nodes(self.cache, B, tree, dtype))
-
-
-def _attend_to_chain(cache: KVCache, chain: Bool[Array, "B C C"], layer: TargetConfig) -> Attend:
-    """Attention of consecutive entries to those in the cache, to those before them, themselves."""
-
-    def attend(
-        q: Float[Array, "B C Q H"], k: Float[Array, "B C K H"], v: Float[Array, "B C K H"]
-    ) -> Float[Array, "B C Q H"]:
-        return tree_attention(
-            q,
-            k_cache=cache.keys[0],
-            v_cache=cache.values[0],
-            lengths=cache.lengths,
-            k_tree=k,
-            v_tree=v,
-            mask=chain,
-            scale=layer.attention_scale,
-        )
-
-    return attend
-
-
-def _in_dtype_of(cache: KVCache, attend: Attend) -> Attend:
-    """The same attention in the cache's dtype, which is the target's and may not be the head's."""
-    dtype = cache.keys[0].dtype
-
-    def cast(
-        q: Float[Array, "B T Q H"], k: Float[Array, "B T K H"], v: Float[Array, "B T K H"]
-    ) -> Float[Array, "B T Q H"]:
-        return attend(*(one.astype(dtype) for one in (q, k, v))).astype(q.dtype)
-
-    return cast
 
 
 def count_reads(config: EagleConfig, params: Any, tree: TreeConfig) -> DraftReads:
