@@ -97,6 +97,30 @@ def test_scores_along_a_chain_are_the_authors(target: Target, read: Read) -> Non
         np.testing.assert_allclose(scores[:, row], expected, atol=1e-4)
 
 
+def test_a_rollout_of_training_is_the_authors(target: Target, read: Read) -> None:
+    """SpecForge's and speculators' answers are of their training; the others' say the same."""
+    head = read.drafter.model.merge()
+    if head.config.version == "1":
+        pytest.skip("heads of the first version are not trained here")
+    rows = np.zeros((len(LENGTHS), max(LENGTHS) + len(CHAIN)), np.int32)
+    for row, length in zip(rows, LENGTHS, strict=True):
+        row[: length + len(CHAIN)] = TEXT[:length] + CHAIN
+
+    @jax.jit
+    def unroll(target: Target, drafter: EagleDrafter, tokens: jax.Array) -> jax.Array:
+        decoder, head, rounds = target.merge(), drafter.model.merge(), len(CHAIN)
+        hidden, _, _ = decoder.forward(tokens, None, drafter.layers(target.config))
+        embedded = head.embed(jnp.roll(tokens, -1, axis=1), decoder)
+        contexts = head.contexts(hidden, embedded, jnp.ones_like(tokens), rounds)
+        scores = head.unroll(contexts, embedded, rounds, drafter.scorer(decoder))
+        return jnp.stack([*scores], axis=2)
+
+    scores = unroll(target, read.drafter, jnp.asarray(rows))
+    for row, length in enumerate(LENGTHS):
+        expected = read.answers[f"after_{length}"]
+        np.testing.assert_allclose(scores[row, length - 1], expected, atol=1e-4)
+
+
 def test_a_tree_is_the_authors(target: Target, read: Read) -> None:
     if "tokens" not in read.answers:
         pytest.skip("the authors' code grows no tree")
