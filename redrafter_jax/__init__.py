@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
     from redrafter_jax.drafters.lookup import PromptLookup
     from redrafter_jax.drafters.medusa import MedusaConfig
-    from redrafter_jax.drafters.recurrent import RecurrentConfig
+    from redrafter_jax.drafters.recurrent_head import RecurrentConfig
     from redrafter_jax.errors import InputError
     from redrafter_jax.files.drafter_files import load_drafter, save_drafter
     from redrafter_jax.files.target_files import load_target, load_tokenizer, save_target
@@ -49,7 +49,7 @@ _MODULES = {
     "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
     "drafters.medusa": ("MedusaConfig",),
-    "drafters.recurrent": ("RecurrentConfig",),
+    "drafters.recurrent_head": ("RecurrentConfig",),
     "errors": ("InputError",),
     "generation": ("Generation", "generate", "generate_autoregressive"),
     "parallel.mesh": ("make_mesh",),

@@ -7,6 +7,7 @@ import pytest
 from needs import fetched
 from places import CONFIGS
 from rich.console import Console
+from tiny_models import tiny_config
 
 from eval.commands import evaluate
 from eval.config import CompareSettings
@@ -47,8 +48,8 @@ def test_the_shipped_head_is_that_of_its_settings_and_small() -> None:
     settings = load_settings(TrainSettings, FOLDER / "drafter.yaml", ["target=any"])
     shipped = load_drafter(FOLDER / "drafter").config
     assert len(shipped.draft_tokens) == settings.drafter.draft_vocab_size
-    sizes = shipped.vocab_size, shipped.hidden_size, settings.draft_rounds
-    assert shipped == settings.drafter.build(*sizes, shipped.draft_tokens)
+    target = tiny_config(vocab_size=shipped.vocab_size, hidden_size=shipped.hidden_size)
+    assert shipped == settings.drafter.build(target, settings.draft_rounds, shipped.draft_tokens)
     assert load_tree(FOLDER / "drafter") is not None
     assert sum(path.stat().st_size for path in (FOLDER / "drafter").iterdir()) < 16e6
 

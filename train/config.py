@@ -24,6 +24,9 @@ from .openings import VARIED
 # Settings of `prompts: self` for targets with a chat template alone.
 USER_SETTINGS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
 
+# The losses that `loss:` gives weights.
+LOSSES = ("hard", "soft", "lk", "tv")
+
 
 class OptimizerSettings(Settings):
     """A linear warm-up and a cosine decay to zero of AdamW or Muon.
@@ -199,8 +202,11 @@ class LossSettings(Settings):
     target's own distribution, both at `soft_temperature`, the target's cut to its `soft_top_k` most
     likely tokens if that is given; what the drafter gives to other tokens is lost. It is multiplied
     by the temperature's square, so that gradients keep their size (arXiv 1503.02531). `lk` is the
-    negative logarithm of the probability that the two share, `-log sum min(p, q)`. Round i (from 0)
-    counts `round_decay**i` times.
+    negative logarithm of the probability that the two share, `-log sum min(p, q)`, and `tv` their
+    total variation, `1 - sum min(p, q)`. Round i (from 0) counts `round_decay**i` times.
+
+    With `drafted_only` a prediction carries no loss where the target's most likely token is none of
+    those that the head drafts.
 
     Positions are scored `chunk_length` (C) at a time, so that the logits are [B, C + R, V] of the
     target and [R, B, C, V] of the drafter at most, R being `draft_rounds`.
@@ -209,6 +215,8 @@ class LossSettings(Settings):
     hard: float = Field(default=0.0, ge=0)
     soft: float = Field(default=1.0, ge=0)
     lk: float = Field(default=0.0, ge=0)
+    tv: float = Field(default=0.0, ge=0)
+    drafted_only: bool = False
     soft_temperature: PositiveFloat = 1.0
     soft_top_k: PositiveInt | None = None
     round_decay: float = Field(default=1.0, gt=0, le=1)
@@ -216,8 +224,9 @@ class LossSettings(Settings):
 
     @model_validator(mode="after")
     def _some_loss(self) -> "LossSettings":
-        if self.hard == self.soft == self.lk == 0:
-            raise ValueError("hard, soft and lk are all 0; give one of them a weight above 0")
+        if not any(getattr(self, name) for name in LOSSES):
+            names = f"{', '.join(LOSSES[:-1])} and {LOSSES[-1]}"
+            raise ValueError(f"{names} are all 0; give one of them a weight above 0")
         return self
 
 

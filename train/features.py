@@ -43,9 +43,9 @@ from .data.batches import Batch, place_batch
 from .data.features import FeatureIndex, read_index, shard_path
 from .data.report import print_line, print_report
 from .data.types import Windows
+from .gradients import layers_read, run_target
 from .loss import TopTokens
 from .setup import digest_rows, load_sources
-from .step import run_target
 
 # Largest shard in bytes, unless a single pass takes more: what a kill may lose.
 _SHARD_BYTES = 64 << 20
@@ -121,13 +121,15 @@ def make_index(
     """The index of the folder to be written."""
     *starts, total = np.cumsum([0, *(len(each.tokens) for each in windows)]).tolist()
     rows_per_pass = settings.optimizer.batch_size
-    layers = settings.drafter.context_layers
+    drafter = settings.drafter.build_for(files.config, settings.draft_rounds)
+    layers, raw = layers_read(drafter, files.config)
     row_bytes = settings.data.sequence_length * token_bytes(files.config, layers, settings.top_k)
     passes = max(1, _SHARD_BYTES // (row_bytes * rows_per_pass))
     return FeatureIndex(
         target=files.digest(),
         target_dtype=settings.target_dtype,
         context_layers=layers,
+        raw_layers=raw,
         top_k=settings.top_k,
         rows_per_pass=rows_per_pass,
         sources=dict(zip(map(digest_rows, windows), starts, strict=True)),
@@ -236,6 +238,7 @@ def features_of_rows(
             placed["tokens"][0],
             placed["segments"][0],
             context_layers=index.context_layers,
+            raw_layers=index.raw_layers,
             top_k=index.top_k,
             chunk_length=chunk_length,
         )
@@ -246,18 +249,19 @@ def features_of_rows(
     return {name: values[: len(is_token)][is_token] for name, values in kept.items()}
 
 
-@partial(jax.jit, static_argnames=("context_layers", "top_k", "chunk_length"))
+@partial(jax.jit, static_argnames=("context_layers", "raw_layers", "top_k", "chunk_length"))
 def compute_features(
     target: Target,
     tokens: Int[Array, "B T"],
     segments: Int[Array, "B T"],
     *,
     context_layers: tuple[int, ...],
+    raw_layers: bool,
     top_k: int,
     chunk_length: int,
 ) -> tuple[Float[Array, "B T Z"], TopTokens]:
     """Hidden states and most likely tokens in bfloat16; logits of one chunk exist at a time."""
-    hidden = run_target(target, tokens, segments, context_layers)
+    hidden = run_target(target, tokens, segments, context_layers, raw_layers)
     decoder = target.merge()
 
     def best(chunk: Float[Array, "B C Z"]) -> TopTokens:

@@ -37,6 +37,7 @@ class RoundSums(NamedTuple):
       soft: KL divergence from the target's distribution to the drafter's, nats; see `LossSettings`.
       lk: -log of the sum over V of the lesser of the two probabilities, nats: that sum is the
         chance that the best coupling of both draws the same token (arXiv 2211.17192, section 3).
+      tv: total variation, 1 less that sum: the chance that even this coupling rejects the draft.
       top: positions whose true token is among the k + 1 best guesses.
       agreement: positions where drafter and target agree on the most likely token.
     """
@@ -44,6 +45,7 @@ class RoundSums(NamedTuple):
     hard: Float[Array, " R"]
     soft: Float[Array, " R"]
     lk: Float[Array, " R"]
+    tv: Float[Array, " R"]
     top: Float[Array, "R 5"]
     agreement: Float[Array, " R"]
 
@@ -100,14 +102,16 @@ class Chunk(NamedTuple):
     """C positions and the R that follow, which their last rounds need.
 
     Attributes:
-      hidden: the target's last hidden states, those of context layers before them.
+      contexts: what the head drafts from at the C positions; see `TrainedHead.unroll`.
+      hidden: the target's last hidden states; None where `top` replaces its logits.
       tokens: the tokens they belong to, and one more.
       loss_mask: True where predicting the token counts.
       segments: number of the token's document.
-      top: the target's most likely next tokens where they are kept; they replace its logits.
+      top: the target's most likely next tokens, where they are kept.
     """
 
-    hidden: Float[Array, "B M Z"]
+    contexts: Float[Array, "B C Y"]
+    hidden: Float[Array, "B M D"] | None
     tokens: Int[Array, "B M+1"]
     loss_mask: Bool[Array, "B M+1"]
     segments: Int[Array, "B M+1"]
@@ -115,7 +119,8 @@ class Chunk(NamedTuple):
 
 
 def split_chunks(
-    hidden: Float[Array, "B T Z"],
+    contexts: Float[Array, "B T Y"],
+    hidden: Float[Array, "B T D"],
     tokens: Int[Array, "B T"],
     loss_mask: Bool[Array, "B T"],
     segments: Int[Array, "B T"],
@@ -133,18 +138,25 @@ def split_chunks(
     chunk_length = min(chunk_length, T)
     starts = range(0, T, chunk_length)
 
-    def stack(values: Array, length: int) -> Array:
+    def stack(values: Array, more: int) -> Array:
+        length = chunk_length + more
         # Padding is masked, so it carries no loss.
         extra = starts[-1] + length - T
         padded = jnp.pad(values, ((0, 0), (0, extra)) + ((0, 0),) * (values.ndim - 2))
         return jnp.stack([padded[:, start : start + length] for start in starts])
 
-    length = chunk_length + rounds
     return Chunk(
-        stack(hidden, length),
-        *(stack(x, length + 1) for x in (tokens, loss_mask, segments)),
-        top=jax.tree.map(lambda x: stack(x, length), top),
+        stack(contexts, 0),
+        None if top else stack(hidden, rounds),
+        *(stack(x, rounds + 1) for x in (tokens, loss_mask, segments)),
+        top=jax.tree.map(lambda x: stack(x, rounds), top),
     )
+
+
+def join_chunks(chunks: Float[Array, "n B C Y"], length: int) -> Float[Array, "B T Y"]:
+    """The rows, T long, of which `split_chunks` made chunks without what follows them."""
+    n, B, C, Y = chunks.shape
+    return chunks.swapaxes(0, 1).reshape(B, n * C, Y)[:, :length]
 
 
 def round_sums(
@@ -160,11 +172,12 @@ def round_sums(
     The frozen target's embedding is used, and its vocabulary projection where the chunk has no
     `top` or the drafter's head is the target's. The weights in the settings are not read here.
     """
-    C = chunk.hidden.shape[1] - rounds
+    C = chunk.contexts.shape[1]
     known = drafter.draft_token_ids
     scorer = _frozen_scorer(target, known) if drafter.config.head == "target" else None
     vocab_size = target.config.vocab_size
     if chunk.top is None:
+        assert chunk.hidden is not None, "the target's logits are those of its hidden states"
         scores = jax.lax.stop_gradient(target.logits(chunk.hidden[:, 1:]))
         normaliser, highest = jax.nn.logsumexp(scores, axis=-1), scores.max(axis=-1)
         scores = scores if known is None else scores[..., known]
@@ -177,12 +190,11 @@ def round_sums(
     labels = chunk.tokens if known is None else _index_of(known, vocab_size)[chunk.tokens]
     embedded = target.stored_embeddings(chunk.tokens[:, 1:])
     sums = []
-    for i, logits in enumerate(drafter.unroll(chunk.hidden[:, :C], embedded, rounds, scorer)):
+    for i, logits in enumerate(drafter.unroll(chunk.contexts, embedded, rounds, scorer)):
         ahead = slice(2 + i, 2 + i + C)
         of_round = _Teacher(*(leaf[:, i : i + C] for leaf in teacher))
         mask = (chunk.loss_mask & _same_document(chunk.segments, 2 + i))[:, ahead]
-        temperature = settings.soft_temperature
-        sums.append(_prediction_sums(logits, of_round, labels[:, ahead], mask, temperature))
+        sums.append(_prediction_sums(logits, of_round, labels[:, ahead], mask, settings))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums)
 
 
@@ -264,10 +276,11 @@ def _prediction_sums(
     teacher: _Teacher,
     labels: Int[Array, "B C"],
     mask: Bool[Array, "B C"],
-    temperature: float,
+    settings: LossSettings,
 ) -> RoundSums:
     """Sums of one round, with as few passes over U as the measures need."""
-    is_known = labels >= 0
+    is_known, temperature = labels >= 0, settings.soft_temperature
+    carries_loss = mask & (teacher.best >= 0) if settings.drafted_only else mask
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     label_logits = _logit_of(logits, labels)
     # Not `logits > label_logits`: NaN must not rank first.
@@ -282,9 +295,10 @@ def _prediction_sums(
     agrees = (teacher.best >= 0) & (_logit_of(logits, teacher.best) >= logits.max(axis=-1))
     in_top = is_known[..., None] & (rank[..., None] < jnp.arange(1, TOP + 1))
     return RoundSums(
-        hard=jnp.sum((normaliser - label_logits) * (mask & is_known)),
-        soft=jnp.sum((cross_entropy - teacher.entropy) * mask) * temperature**2,
-        lk=jnp.sum(-jnp.log(overlap) * mask),
+        hard=jnp.sum((normaliser - label_logits) * (carries_loss & is_known)),
+        soft=jnp.sum((cross_entropy - teacher.entropy) * carries_loss) * temperature**2,
+        lk=jnp.sum(-jnp.log(overlap) * carries_loss),
+        tv=jnp.sum((1 - overlap) * carries_loss),
         top=jnp.sum(in_top & mask[..., None], axis=(0, 1)).astype(jnp.float32),
         agreement=jnp.sum(agrees & mask).astype(jnp.float32),
     )

@@ -19,6 +19,7 @@ from tensorboardX.summary import scalar
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import write_atomically
 
+from .config import LOSSES
 from .data.report import print_line
 from .step import StepMetrics
 
@@ -33,7 +34,7 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
     metrics = jax.device_get(metrics)
     scalars = {"loss": float(metrics.loss), "gradient_norm": float(metrics.gradient_norm)}
     for i in range(len(metrics.rounds.hard)):
-        for name in ("hard", "soft", "lk"):
+        for name in LOSSES:
             scalars[f"round_{i}/{name}_loss"] = float(getattr(metrics.rounds, name)[i])
         scalars[f"round_{i}/agreement"] = float(metrics.rounds.agreement[i])
         for k, value in enumerate(metrics.rounds.top[i], start=1):

@@ -28,6 +28,7 @@ from .data.features import FeatureIndex, ReadRow, open_features
 from .data.report import describe_passes, print_line, print_report
 from .data.rows import Sources, make_rows
 from .data.types import Windows
+from .gradients import layers_read
 from .initial import new_drafter, share_drafted
 from .optimizer import make_optimizer
 from .trial import Trial, plan_trial
@@ -139,11 +140,12 @@ def _open_features(
       InputError: as `open_features`, or the features lack what a loss needs.
     """
     assert settings.features is not None
+    drafter = settings.drafter.build_for(files.config, settings.draft_rounds)
     index, readers = open_features(
         settings.features,
         files.digest(),
         settings.target_dtype,
-        settings.drafter.context_layers,
+        *layers_read(drafter, files.config),
         sources,
         settings.data.sequence_length,
     )

@@ -1,6 +1,7 @@
 """EAGLE heads in decoding: what they read of decided tokens, and the trees that they grow."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,9 +19,9 @@ from redrafter_jax.drafters.node_cache import (
     init_seen,
     see_themselves,
 )
-from redrafter_jax.drafters.text_attention import attend_to_text, in_dtype_of
+from redrafter_jax.drafters.own_layer import read_decided
+from redrafter_jax.drafters.text_attention import in_dtype_of
 from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.models.cache import extend
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
 from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenTree, View
@@ -72,21 +73,10 @@ class EagleDrafter(HeadDrafter):
     ) -> tuple[Float[Array, "B width"], KVCache]:
         """Entries of the decided tokens, with the target's own hidden states."""
         head = self.model.merge()
-        B, C = decided.tokens.shape
-        places = jnp.arange(C)
         # Past the decided ones a token may be none.
         embedded = head.embed(jnp.maximum(decided.following, 0), target)
-        output, keys, values = head.run(
-            embedded,
-            head.fuse(decided.hidden),
-            decided.start[:, None] + places,
-            attend_to_text(cache, 0, (B, C), head.config.layer.attention_scale),
-        )
-        newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
-        last = jnp.take_along_axis(output, newest, axis=1)[:, 0]
-        dtype = cache.keys[0].dtype
-        cache = extend(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
-        return jnp.where(decided.count[:, None] > 0, last, own), cache
+        run = partial(head.run, embedded, head.fuse(decided.hidden))
+        return read_decided(run, own, cache, decided, head.config.layer.attention_scale)
 
     def propose(
         self,

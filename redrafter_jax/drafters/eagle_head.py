@@ -7,6 +7,7 @@ the target's last hidden state and score by its vocabulary projection; EAGLE-3 (
 fuses the outputs of several of its layers and has a projection of its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,11 +24,11 @@ from redrafter_jax.config import (
     TreeConfig,
 )
 from redrafter_jax.config.limits import Count, Positive, require
-from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
+from redrafter_jax.drafters.head_drafter import Dense, TrainedHead
+from redrafter_jax.drafters.own_layer import angles_of, attend_in_rows
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.decoder_layer import (
     WEIGHT_INIT,
-    Angles,
     Attend,
     Attention,
     FeedForward,
@@ -35,7 +36,7 @@ from redrafter_jax.models.decoder_layer import (
     normalised,
 )
 from redrafter_jax.models.linear import linear, read_rows
-from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
+from redrafter_jax.models.rotary import positions_in
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import Scorer
 
@@ -174,7 +175,7 @@ class EagleConfig(HeadConfig):
         super().check_tree(tree)
 
 
-class EagleHead(HeadWeights):
+class EagleHead(TrainedHead):
     """Parameters of an EAGLE head; `run` is its layer, `logits` scores what that puts out."""
 
     config: EagleConfig
@@ -253,7 +254,7 @@ class EagleHead(HeadWeights):
             normed = normalised(hidden, self.hidden_norm, layer)
             residual = normed if config.norm_before_residual else hidden
             x = jnp.concatenate([normalised(embedded, self.embedding_norm, layer), normed], axis=-1)
-        attended, keys, values = self.self_attn(x, self._angles(positions), attend)
+        attended, keys, values = self.self_attn(x, angles_of(layer, positions), attend)
         x = residual + attended
         x = x + self.mlp(normalised(x, self.mlp_norm, layer))
         return x, keys, values
@@ -276,10 +277,47 @@ class EagleHead(HeadWeights):
         assert scorer is not None, "head='target' has no projection of its own: pass scorer="
         return scorer(output)
 
+    @property
+    def attends(self) -> bool:
+        return True
+
+    def contexts(
+        self,
+        hidden: Float[Array, "B T Z"],
+        embedded: Float[Array, "B T D"],
+        segments: Int[Array, "B T"],
+        rounds: int,
+    ) -> Float[Array, "B T Y"]:
+        """See `TrainedHead`: what the layer puts out in every round, side by side.
+
+        In round i each position reads the true token i + 1 after it, and instead of the target's
+        hidden state before that token what the head itself put out there (arXiv 2503.01840,
+        section 3.2).
+        """
+        positions, scale = positions_in(segments), self.config.layer.attention_scale
+        state, embedded = self.fuse(hidden), embedded.astype(self.dtype)
+        outputs, rollout = [], []
+        for ahead in range(rounds):
+            # Past the row's end there is no true token, and no loss.
+            fed = jnp.pad(embedded[:, ahead:], ((0, 0), (0, ahead), (0, 0)))
+            attend = attend_in_rows(segments, scale, rollout)
+            output, keys, values = self.run(fed, state, positions + ahead, attend)
+            rollout = [*rollout, (keys, values)]
+            outputs.append(output)
+            state = self.feed_back(output)
+        return jnp.concatenate(outputs, axis=-1)
+
+    def unroll(
+        self,
+        contexts: Float[Array, "B C Y"],
+        embedded: Float[Array, "B M D"],
+        rounds: int,
+        scorer: Scorer | None = None,
+    ) -> Iterator[Float[Array, "B C U"]]:
+        """See `TrainedHead`: scores of what the layer put out."""
+        del embedded
+        for output in jnp.split(contexts, rounds, axis=-1):
+            yield self.logits(output, scorer)
+
     def _last_norm(self, output: Float[Array, "... width"]) -> Float[Array, "... width"]:
         return normalised(output, self.norm, self.config.layer)
-
-    def _angles(self, positions: Int[Array, "B T"]) -> Angles:
-        config = self.config
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        return rotary_angles(positions, frequencies)

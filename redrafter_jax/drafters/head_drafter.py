@@ -71,10 +71,33 @@ class HeadWeights(nnx.Module):
 class TrainedHead(HeadWeights):
     """Parameters of a head that is trained here."""
 
+    @property
+    def attends(self) -> bool:
+        """Whether what it drafts from at a position depends on the positions before."""
+        return False
+
+    def contexts(
+        self,
+        hidden: Float[Array, "B T Z"],
+        embedded: Float[Array, "B T D"],
+        segments: Int[Array, "B T"],
+        rounds: int,
+    ) -> Float[Array, "B T Y"]:
+        """What `unroll` drafts from at each position; without attention the hidden states.
+
+        Args:
+          hidden: the target's hidden states.
+          embedded: embeddings of the tokens that follow, the last of a row any.
+          segments: number of each token's document; none reads another's.
+          rounds: R.
+        """
+        del embedded, segments, rounds
+        return hidden
+
     @abstractmethod
     def unroll(
         self,
-        hidden: Float[Array, "B C Z"],
+        contexts: Float[Array, "B C Y"],
         embedded: Float[Array, "B M D"],
         rounds: int,
         scorer: Scorer | None = None,
@@ -82,7 +105,7 @@ class TrainedHead(HeadWeights):
         """What training compares, round by round: scores at C positions after true tokens.
 
         Args:
-          hidden: the target's hidden states at the positions.
+          contexts: those of the positions, from `contexts`.
           embedded: embeddings of the tokens that follow: position c feeds `embedded[:, c + i]` in
             round i, which predicts the token after that.
           rounds: R.

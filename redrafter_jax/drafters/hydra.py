@@ -7,6 +7,7 @@ embeddings, as Medusa's.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,10 +19,9 @@ from redrafter_jax.config import HeadConfig, LinearScaling, TargetConfig, TreeCo
 from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
 from redrafter_jax.drafters.grow import Advance, Grown, grow
 from redrafter_jax.drafters.head_drafter import Dense, HeadDrafter, HeadWeights
-from redrafter_jax.drafters.text_attention import attend_to_text
+from redrafter_jax.drafters.own_layer import read_decided
 from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.errors import InputError
-from redrafter_jax.models.cache import extend
 from redrafter_jax.models.decoder_layer import Attend, DecoderLayer, norm_weight, normalised
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
@@ -273,16 +273,12 @@ class HydraDrafter(HeadDrafter):
     ) -> tuple[Float[Array, "B D"], KVCache]:
         """The hidden state at the last token; with a layer, entries of all of them."""
         del target
-        heads, (B, C) = self.model.merge(), decided.tokens.shape
+        heads = self.model.merge()
         # Of two states the first is the one that was asked for.
         hidden = decided.hidden[..., : self.config.hidden_size].astype(heads.dtype)
         if self.config.prefix is not None:
-            scale = self.config.layer.attention_scale
-            positions = decided.start[:, None] + jnp.arange(C)
-            attend = attend_to_text(cache, 0, (B, C), scale)
-            hidden, keys, values = heads.pass_layer(hidden, positions, attend)
-            dtype = cache.keys[0].dtype
-            cache = extend(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
+            run = partial(heads.pass_layer, hidden)
+            return read_decided(run, own, cache, decided, self.config.layer.attention_scale)
         newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
         last = jnp.take_along_axis(hidden, newest, axis=1)[:, 0]
         return jnp.where(decided.count[:, None] > 0, last, own), cache

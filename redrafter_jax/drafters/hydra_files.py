@@ -56,7 +56,7 @@ def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
                 grounded[head] = int(block)
 
     def called(name: str) -> str:
-        head, block = (name.split(".") + [""])[1:3] if name.startswith("hydra_mlp.") else ("", "")
+        head, block = [*name.split("."), ""][1:3] if name.startswith("hydra_mlp.") else ("", "")
         kept = (str(last.get(head)), str(grounded.get(head)))
         return name if head not in last or block in kept else f"copies.{name}"
 

@@ -18,12 +18,16 @@ from redrafter_jax.drafters import (
     eagle,
     eagle_files,
     eagle_head,
+    eagle_start,
     hydra,
     hydra_files,
     medusa,
     model_drafter,
     published,
     recurrent,
+    recurrent_files,
+    recurrent_head,
+    recurrent_start,
 )
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.types import DraftReads
@@ -91,15 +95,18 @@ class Training:
 
     Attributes:
       settings: fields of the configuration that the `drafter:` section of a training file may set.
-      defaults: function of the target's width D and the rounds R. It returns values for the fields
-        that have no default, where that section does not set them.
+      defaults: function of the fields that the section sets, of the target's configuration and of
+        the rounds R. It returns values for fields that need one and are not set.
       start_from_target: starts a fresh module from the target's vocabulary projection of the tokens
         to draft, [D U]. It raises `FieldError`.
+      raw_layers: whether the outputs of the target's layers are read as they are; otherwise they go
+        through the target's final norm.
     """
 
     settings: tuple[str, ...]
-    defaults: Callable[[int, int], Fields]
+    defaults: Callable[[Fields, TargetConfig, int], Fields]
     start_from_target: Callable[[Any, Any], None]
+    raw_layers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,22 +147,26 @@ class Kind(Weighted):
 RECURRENT = Kind(
     name="recurrent",
     title="a recurrent head",
-    config=recurrent.RecurrentConfig,
-    module=recurrent.RecurrentHead,
+    config=recurrent_head.RecurrentConfig,
+    module=recurrent_head.RecurrentHead,
     drafter=recurrent.RecurrentDrafter,
     files=FileLayout(
-        fields=recurrent.to_files,
-        stored_name=recurrent.stored_name,
+        fields=recurrent_files.to_files,
+        stored_name=recurrent_files.stored_name,
         layers={"num_draft_layers": "num_draft_layers"},
-        model_type=recurrent.MODEL_TYPE,
+        model_type=recurrent_files.MODEL_TYPE,
         own_fields={"rnn": bool},
-        read=recurrent.from_files,
+        read=recurrent_files.from_files,
         beyond_apple=lambda config: config.beyond_apple,
     ),
     training=Training(
-        settings=("exit_dim", "num_draft_layers", "cell", "head", "head_rank", "context_layers"),
-        defaults=lambda width, rounds: {"exit_dim": 2 * width, "num_draft_layers": 2},
-        start_from_target=recurrent.start_from_target,
+        settings=(
+            *("exit_dim", "num_draft_layers", "cell", "head", "head_rank", "context_layers"),
+            *("attention", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+            "head_dim",
+        ),
+        defaults=recurrent_start.train_defaults,
+        start_from_target=recurrent_start.start_from_target,
     ),
     count_reads=recurrent.count_reads,
 )
@@ -177,13 +188,13 @@ MEDUSA = Kind(
     ),
     training=Training(
         settings=("num_draft_layers", "head"),
-        defaults=lambda width, rounds: {"num_heads": rounds, "num_draft_layers": 1},
+        defaults=lambda told, target, rounds: {"num_heads": rounds, "num_draft_layers": 1},
         start_from_target=medusa.start_from_target,
     ),
     count_reads=medusa.count_reads,
 )
 EAGLE = Kind(
-    name="eagle",
+    name="eagle3",
     title="an EAGLE head",
     config=eagle_head.EagleConfig,
     module=eagle_head.EagleHead,
@@ -205,7 +216,15 @@ EAGLE = Kind(
         read_tables=eagle_files.READER.draft_tokens,
         write_tables=published.to_tables,
     ),
-    training=None,
+    training=Training(
+        settings=(
+            *("head", "context_layers", "intermediate_size", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim", "fc_norm", "norm_output"),
+        ),
+        defaults=eagle_start.train_defaults,
+        start_from_target=eagle_start.start_from_target,
+        raw_layers=True,
+    ),
     count_reads=eagle.count_reads,
 )
 BLOCK = Kind(

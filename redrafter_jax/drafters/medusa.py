@@ -117,14 +117,14 @@ class MedusaHeads(TrainedHead):
 
     def unroll(
         self,
-        hidden: Float[Array, "B C D"],
+        contexts: Float[Array, "B C D"],
         embedded: Float[Array, "B M D"],
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
         """See `TrainedHead`: a head for every round, whatever tokens follow."""
         del embedded
-        yield from jnp.moveaxis(self.logits(hidden, rounds, scorer), -2, 0)
+        yield from jnp.moveaxis(self.logits(contexts, rounds, scorer), -2, 0)
 
 
 @jax.tree_util.register_dataclass

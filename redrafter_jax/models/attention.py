@@ -17,12 +17,14 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     segments: Int[Array, "B T"] | None = None,
+    beside: tuple[Float[Array, "B T J K H"], Float[Array, "B T J K H"]] | None = None,
 ) -> Float[Array, "B T Q H"]:
     """Causal self-attention over left-aligned sequences, float32 softmax.
 
     Rows may end in padding: the causal mask already hides it from every real position. A token sees
     `window` positions, its own included, or None for all before it. Tokens of different `segments`
-    do not see each other.
+    do not see each other. Of `beside`, J more keys and values at each place, the token at that
+    place sees all, and no other token any.
     """
     T = q.shape[1]
     reach = T if window is None else window - 1
@@ -33,7 +35,8 @@ def prefill_attention(
         together = None
         if segments is not None:
             together = segments[:, start:end, None] == segments[:, None, first:end]
-        blocks.append(_causal_block(*block, start - first, scale, window, together))
+        own = beside and (beside[0][:, start:end], beside[1][:, start:end])
+        blocks.append(_causal_block(*block, start - first, scale, window, together, own))
     return jnp.concatenate(blocks, axis=1)
 
 
@@ -45,6 +48,7 @@ def _causal_block(
     scale: float,
     window: int | None,
     together: Bool[Array, "B block keys"] | None,
+    beside: tuple[Float[Array, "B block J K H"], Float[Array, "B block J K H"]] | None,
 ) -> Float[Array, "B block Q H"]:
     """Query i stands where key `offset + i` does."""
     B, block, Q, H = q.shape
@@ -58,9 +62,19 @@ def _causal_block(
     if together is not None:
         visible = visible & together[:, None, None]
     scores = jnp.where(visible, scores * scale, -jnp.inf)
+    if beside is not None:
+        of_own = jnp.einsum(
+            "BTKGH,BTJKH->BKGTJ", grouped, beside[0], preferred_element_type=jnp.float32
+        )
+        scores = jnp.concatenate([scores, of_own * scale], axis=-1)
     weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    cast = weights.astype(v.dtype)
     weighted = jnp.einsum(
-        "BKGTS,BSKH->BTKGH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        "BKGTS,BSKH->BTKGH", cast[..., :keys], v, preferred_element_type=jnp.float32
     )
+    if beside is not None:
+        weighted += jnp.einsum(
+            "BKGTJ,BTJKH->BTKGH", cast[..., keys:], beside[1], preferred_element_type=jnp.float32
+        )
     total = weights.sum(axis=-1).transpose(0, 3, 1, 2)[..., None]
     return (weighted / total).reshape(B, block, Q, H).astype(q.dtype)

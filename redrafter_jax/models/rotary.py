@@ -39,6 +39,13 @@ def rotary_frequencies(
     return scaled.astype(np.float32)
 
 
+def positions_in(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """The position of every token in its document, from 0; `segments` numbers the documents."""
+    places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
+    begins = jnp.diff(segments, axis=1, prepend=-1) != 0
+    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+
+
 def rotary_angles(
     positions: Int[Array, "B T"],
     frequencies: Float[np.ndarray, " half"],

@@ -25,7 +25,7 @@ from redrafter_jax.models.linear import (
     table_length,
 )
 from redrafter_jax.models.projection import Projection
-from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
+from redrafter_jax.models.rotary import positions_in, rotary_angles, rotary_frequencies
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
@@ -71,10 +71,7 @@ class Decoder(nnx.Module):
           Other layers' hidden states are as they leave the layer; see `of_one_scale`.
         """
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        positions = places
-        if segments is not None:
-            begins = jnp.diff(segments, axis=1, prepend=-1) != 0
-            positions = places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+        positions = places if segments is None else positions_in(segments)
 
         def attend_in(layer: int) -> Attend:
             return partial(

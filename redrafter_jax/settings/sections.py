@@ -16,13 +16,28 @@ from pydantic import (
 )
 
 from redrafter_jax.config import HeadConfig, SamplingConfig, TargetConfig
-from redrafter_jax.config.limits import field_docs
+from redrafter_jax.config.limits import FieldError, field_docs
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
 
+# A target as large as can be, before the real one is known; many numbers divide its heads.
+_ANY = TargetConfig(
+    vocab_size=sys.maxsize,
+    hidden_size=sys.maxsize,
+    intermediate_size=sys.maxsize,
+    num_hidden_layers=sys.maxsize,
+    num_attention_heads=720720,
+    num_key_value_heads=1,
+    head_dim=2,
+    rope_theta=1.0,
+    rms_norm_eps=1.0,
+    max_position_embeddings=sys.maxsize,
+    tie_word_embeddings=True,
+    eos_token_ids=(),
+)
 # Of "auto": a head to more tokens costs most of what drafting does, and gains hardly anything.
 _DRAFT_TOKENS = 16384
 
@@ -120,7 +135,7 @@ class DrafterShape(_KindFields):
         for kind in KINDS:
             if kind.name == name and kind.training is None:
                 raise ValueError(
-                    f"{kind.title} is loaded from files and not trained here; train one of "
+                    f"{kind.title} can be loaded from files but not trained here; train one of "
                     f"{', '.join(TRAINING)}"
                 )
         return name
@@ -133,8 +148,7 @@ class DrafterShape(_KindFields):
 
     def build(
         self,
-        vocab_size: int = sys.maxsize,
-        hidden_size: int = sys.maxsize,
+        target: TargetConfig = _ANY,
         rounds: int = 1,
         draft_tokens: tuple[int, ...] | None = None,
     ) -> HeadConfig:
@@ -147,8 +161,9 @@ class DrafterShape(_KindFields):
                 raise ValueError(f"{name} is for {takers}; leave it out of kind: {self.kind}")
         told = {name: getattr(self, name) for name in training.settings}
         told = {name: value for name, value in told.items() if value is not None}
-        own = {**training.defaults(hidden_size, rounds), **told}
-        return kind.config(vocab_size, hidden_size, draft_tokens=draft_tokens, **own)
+        own = {**training.defaults(told, target, rounds), **told}
+        sizes = target.vocab_size, target.hidden_size
+        return kind.config(*sizes, draft_tokens=draft_tokens, **own)
 
     def build_for(
         self,
@@ -165,7 +180,8 @@ class DrafterShape(_KindFields):
             `count_draft_tokens` says.
 
         Raises:
-          InputError: the target has not so many tokens, or not these layers.
+          InputError: the target has not so many tokens, or not these layers, or a part of the
+            drafter does not go with one that is taken from the target.
         """
         count = self.count_draft_tokens(target.vocab_size)
         if count is not None and count > target.vocab_size:
@@ -174,6 +190,9 @@ class DrafterShape(_KindFields):
             )
         if draft_tokens is None and count is not None:
             draft_tokens = tuple(range(count))
-        config = self.build(target.vocab_size, target.hidden_size, rounds, draft_tokens)
-        check_context_layers(target, config.context_layers, "drafter.context_layers")
+        try:
+            config = self.build(target, rounds, draft_tokens)
+        except FieldError as error:
+            raise InputError(f"drafter.{error.field} {error.problem}") from None
+        check_context_layers(target, config.layers_of(target), "drafter.context_layers")
         return config

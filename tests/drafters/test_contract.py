@@ -12,6 +12,7 @@ from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import (
     PARITY_CONFIG,
     forgetful_target,
+    imitating_attention,
     imitating_block,
     imitating_eagle,
     imitating_medusa,
@@ -45,6 +46,7 @@ WITH_LOOKUP = TreeConfig(beam_width=1, draft_rounds=2, lookup_tokens=3)
 # A drafter, the tree that it drafts, and what it drafts at least of ten tokens.
 KINDS = {
     "recurrent": DRAFT,
+    "recurrent that attends": DRAFT,
     "medusa": DRAFT,
     "eagle": TreeConfig(beam_width=3, draft_rounds=3, num_nodes=12, rerank=True),
     "eagle of version 1": DRAFT,
@@ -75,6 +77,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def drafter(kind: str, habitual_target: Target, good_drafter: LoadedHead) -> Any:
     return {
         "recurrent": lambda: good_drafter,
+        "recurrent that attends": lambda: imitating_attention(habitual_target),
         "medusa": lambda: imitating_medusa(habitual_target),
         "eagle": lambda: imitating_eagle(habitual_target, "3"),
         "eagle of version 1": lambda: imitating_eagle(habitual_target, "1"),
@@ -111,7 +114,8 @@ def test_texts_are_the_targets_own(
 ) -> None:
     expected = generate_autoregressive(habitual_target, prompts, **OPTIONS).tokens
     assert result.tokens == expected
-    sources = kind.partition(" of ")[0].split(" and ")
+    named = kind.removesuffix(" that attends").partition(" of ")[0]
+    sources = named.split(" and ")
     assert list(result.accepted_by) == sources
     accepted = [sum(by_row) for by_row in zip(*result.accepted_by.values(), strict=True)]
     # A call gains what it accepts and the bonus, unless the row ends before the bonus.

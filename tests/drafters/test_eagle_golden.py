@@ -1,12 +1,24 @@
 """EAGLE heads of every dialect against their authors' own code (tools/goldens/eagle_heads.py)."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from published_heads import GOLDENS, LENGTHS, Read, draft_tree, follow_chain, heads_in, paths
+from published_heads import (
+    CHAIN,
+    GOLDENS,
+    LENGTHS,
+    TEXT,
+    Read,
+    draft_tree,
+    follow_chain,
+    heads_in,
+    paths,
+)
 from published_heads import read_texts as read_all
 
 from redrafter_jax import TreeConfig, load_target
+from redrafter_jax.drafters.eagle import EagleDrafter
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -34,6 +46,30 @@ def test_scores_along_a_chain_are_the_authors(target: Target, read: Read) -> Non
         expected = read.answers[f"after_{length}"]
         assert np.abs(expected).max() > 1
         np.testing.assert_allclose(scores[:, row], expected, atol=1e-4)
+
+
+def test_a_rollout_of_training_is_the_authors(target: Target, read: Read) -> None:
+    """SpecForge's and speculators' answers are of their training; the others' say the same."""
+    head = read.drafter.model.merge()
+    if head.config.version == "1":
+        pytest.skip("heads of the first version are not trained here")
+    rows = np.zeros((len(LENGTHS), max(LENGTHS) + len(CHAIN)), np.int32)
+    for row, length in zip(rows, LENGTHS, strict=True):
+        row[: length + len(CHAIN)] = TEXT[:length] + CHAIN
+
+    @jax.jit
+    def unroll(target: Target, drafter: EagleDrafter, tokens: jax.Array) -> jax.Array:
+        decoder, head, rounds = target.merge(), drafter.model.merge(), len(CHAIN)
+        hidden, _, _ = decoder.forward(tokens, None, drafter.layers(target.config))
+        embedded = head.embed(jnp.roll(tokens, -1, axis=1), decoder)
+        contexts = head.contexts(hidden, embedded, jnp.ones_like(tokens), rounds)
+        scores = head.unroll(contexts, embedded, rounds, drafter.scorer(decoder))
+        return jnp.stack([*scores], axis=2)
+
+    scores = unroll(target, read.drafter, jnp.asarray(rows))
+    for row, length in enumerate(LENGTHS):
+        expected = read.answers[f"after_{length}"]
+        np.testing.assert_allclose(scores[row, length - 1], expected, atol=1e-4)
 
 
 def test_a_tree_is_the_authors(target: Target, read: Read) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_folders import change_json
-from tiny_models import assert_same, cast, random_drafter
+from tiny_models import ATTENTION, assert_same, cast, random_drafter, tiny_config
 
 from eval.abstract import abstract_drafter, bytes_of
 from redrafter_jax import (
@@ -38,13 +38,14 @@ SHAPES: dict[str, list[HeadConfig]] = {
         RecurrentConfig(V, D, 5, 0, cell="gru", head="low_rank", head_rank=3),
         RecurrentConfig(V, D, 5, 0, head="target", draft_tokens=(1, 2)),
         RecurrentConfig(V, D, 5, 2, context_layers=(0, 2), draft_tokens=(0, 3, 4)),
+        RecurrentConfig(V, D, 5, 1, cell="gru", context_layers=(1,), **ATTENTION),
     ],
     "medusa": [
         MedusaConfig(V, D, 3, 1),
         MedusaConfig(V, D, 3, 0, draft_tokens=(0, 5, 12)),
         MedusaConfig(V, D, 1, 2, head="target", draft_tokens=(1, 2)),
     ],
-    "eagle": [
+    "eagle3": [
         EagleConfig(V, D, "3", D, 12, 2, 1, 4),
         EagleConfig(V, D, "1", D, 12, 2, 2, 4, head="target", fc_bias=True, attention_bias=True),
         EagleConfig(
@@ -217,6 +218,21 @@ CONFIGS = {
         (RECURRENT_SHAPE, {"head": "low_rank", "head_rank": 8}, "is 8; .* less than exit_dim=8"),
         (RECURRENT_SHAPE, {"head_rank": 2}, "is 2 and head is 'own'; give it to .* alone"),
         (RECURRENT_SHAPE, {"context_layers": (3, 1)}, "holds 1 after 3; list layers in increasing"),
+        (
+            RECURRENT_SHAPE,
+            {"head_dim": 2},
+            "head_dim is 2 and attention is False; leave it out",
+        ),
+        (
+            RECURRENT_SHAPE,
+            ATTENTION | {"head_dim": None},
+            "head_dim is None and attention is True; a layer needs one",
+        ),
+        (
+            RECURRENT_SHAPE,
+            ATTENTION | {"num_attention_heads": 3},
+            r"RecurrentConfig\.num_attention_heads is 3, which num_key_value_heads=2 does not",
+        ),
         (MEDUSA_SHAPE, {"head": "target"}, "num_draft_layers is 0 and head is 'target'.*give 1"),
         (MEDUSA_SHAPE, {"head": "low_rank"}, "head is 'low_rank'; it must be one of own, target"),
         (MEDUSA_SHAPE, {"context_layers": (1,)}, r"context_layers is \(1,\); .* leave it out"),
@@ -276,7 +292,7 @@ def test_no_kind_drafts_more_tokens_than_it_has(
         ("recurrent", {"static_tree": True}, "static_tree is for heads that draft by rank"),
         ("medusa", {"final_beams_only": True}, "final_beams_only is for heads that draft in beams"),
         ("medusa", {"rerank": True}, "rerank is for heads that draft in beams"),
-        ("eagle", {"static_tree": True}, "static_tree is for heads that draft by rank"),
+        ("eagle3", {"static_tree": True}, "static_tree is for heads that draft by rank"),
         ("block", {"static_tree": True}, "static_tree is for heads that draft by rank"),
         ("block", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 places of the head's"),
         ("medusa", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 Medusa heads"),
@@ -291,25 +307,43 @@ def test_trees_that_a_kind_cannot_draft_are_refused(
 
 
 def test_a_kind_that_is_not_trained_says_so() -> None:
-    assert {kind.name for kind in KINDS} - TRAINING.keys() == {"block", "eagle"}
-    with pytest.raises(ValueError, match=r"an EAGLE head is loaded .* not trained here; train one"):
-        DrafterShape.model_validate({"kind": "eagle"})
+    assert {kind.name for kind in KINDS} - TRAINING.keys() == {"block", "hydra"}
+    with pytest.raises(
+        ValueError, match=r"Hydra heads can be loaded .* not trained here; train one"
+    ):
+        DrafterShape.model_validate({"kind": "hydra"})
 
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_training_sets_fields_of_the_kind_and_no_others(name: str) -> None:
     settings, shape = TRAINING[name].settings, DrafterShape(kind=name)
-    built: Any = shape.build(V, D, rounds=3)
+    target = tiny_config(vocab_size=V, hidden_size=D)
+    built: Any = shape.build(target, rounds=3)
     assert kind_of(built) is next(kind for kind in KINDS if kind.name == name)
     assert (built.vocab_size, built.hidden_size, built.draft_tokens) == (V, D, None)
     assert set(settings) <= {one.name for one in fields(type(built))}
-    assert shape.build(V, D, rounds=3, draft_tokens=(1, 4)).draft_tokens == (1, 4)
+    assert shape.build(target, rounds=3, draft_tokens=(1, 4)).draft_tokens == (1, 4)
     of_others = {"exit_dim": 8, "cell": "gru", "head_rank": 2, "context_layers": [0]}
     for field in of_others.keys() - set(settings):
         with pytest.raises(ValueError, match=f"{field} is for .*; leave it out of kind: {name}"):
             DrafterShape.model_validate({"kind": name, field: of_others[field]})
     with pytest.raises(ValueError, match=r"exit_dmi\s+Extra inputs are not permitted"):
         DrafterShape.model_validate({"kind": name, "exit_dmi": 8})
+
+
+def test_a_layer_that_attends_is_like_the_targets_where_it_is_not_told() -> None:
+    target = tiny_config(vocab_size=V, hidden_size=D)
+    built: Any = DrafterShape.model_validate({"attention": True, "head_dim": 4}).build(target)
+    assert built.layer.head_dim == 4
+    assert replace(built.layer, head_dim=target.head_dim) == replace(
+        target,
+        num_hidden_layers=1,
+        max_position_embeddings=1,
+        tie_word_embeddings=True,
+    )
+    shape = DrafterShape.model_validate({"attention": True, "num_attention_heads": 3})
+    with pytest.raises(InputError, match=r"drafter\.num_attention_heads is 3, which num_key_val"):
+        shape.build_for(target, 1)
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -345,6 +379,18 @@ def test_a_head_as_wide_as_the_target_can_start_as_the_targets(name: str) -> Non
             3 * 8 * 8 + 3 * (2 * 64 + 8 + 16 * 5 + 5 + 5 * 8),
             3,
             5,
+        ),
+        # The layer that attends once: three norms, queries, keys and values of twice the width, the
+        # output, the feed-forward block; a path of four tokens is embedded for it.
+        (
+            RecurrentConfig(V, D, 5, 0, **ATTENTION),
+            3 * 8
+            + 16 * (24 + 12 + 12)
+            + 24 * 8
+            + 3 * 8 * 24
+            + 3 * (2 * 64 + 8 + 16 * 5 + 5 + 5 * 13),
+            0,
+            5 + 4,
         ),
         # Three of the four heads, each of one block.
         (MedusaConfig(V, D, 4, 1), 3 * (64 + 8 + 8 * 13), 0, 0),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
 from redrafter_jax.types import Sampling
 
 Array = np.ndarray[Any, Any]
@@ -36,6 +36,24 @@ def sigmoid(x: Array) -> Array:
 def silu(x: Array) -> Array:
     """x times its sigmoid."""
     return x * sigmoid(x)
+
+
+def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    """Over the last axis."""
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * weight
+
+
+def rotary(x: Array, positions: Array, theta: float) -> Array:
+    """Rotated by position, the halves of a head paired: x [M heads H], positions [M]."""
+    half = x.shape[-1] // 2
+    turned = np.empty(x.shape)
+    for m, position in enumerate(positions):
+        for pair in range(half):
+            angle = position * theta ** (-pair / half)
+            a, b = x[m, :, pair], x[m, :, half + pair]
+            turned[m, :, pair] = a * np.cos(angle) - b * np.sin(angle)
+            turned[m, :, half + pair] = b * np.cos(angle) + a * np.sin(angle)
+    return turned
 
 
 def attention(q: Array, k: Array, v: Array, visible: Array, scale: float) -> Array:
@@ -155,9 +173,36 @@ class DrafterWeights:
         reset, update = sigmoid(r + hidden_r), sigmoid(z + hidden_z)
         return (1 - update) * np.tanh(n + reset * hidden_n) + update * state
 
+    def attend(self, context: Array, embedded: Array, layer: TargetConfig) -> Array:
+        """Through the layer before the recurrence: one text from its beginning, [T D] twice."""
+        named = {
+            name.removeprefix("attention."): value
+            for name, value in self.named.items()
+            if name.startswith("attention.")
+        }
+        normed = (
+            rms_norm(embedded, named["embedding_norm"], layer.rms_norm_eps),
+            rms_norm(context, named["hidden_norm"], layer.rms_norm_eps),
+        )
+        x, places = np.concatenate(normed, axis=-1), np.arange(len(context))
+        q, k, v = (
+            (x @ named[f"self_attn.{name}_proj"]).reshape(len(x), -1, layer.head_dim)
+            for name in "qkv"
+        )
+        q, k = (rotary(one, places, layer.rope_theta) for one in (q, k))
+        seen = attention(q, k, v, np.tri(len(x), dtype=bool), layer.head_dim**-0.5)
+        x = context + seen.reshape(len(x), -1) @ named["self_attn.o_proj"]
+        normed = rms_norm(x, named["mlp_norm"], layer.rms_norm_eps)
+        gated = silu(normed @ named["mlp.gate_proj"]) * (normed @ named["mlp.up_proj"])
+        return x + gated @ named["mlp.down_proj"]
+
     def logits(self, context: Array, state: Array) -> Array:
         """[h ; s] -> projection -> residual blocks -> head projection -> vocabulary."""
-        x = np.concatenate([self.through("context_proj", context), state])
+        return self.logits_from(self.through("context_proj", context), state)
+
+    def logits_from(self, context: Array, state: Array) -> Array:
+        """The same from what the projection of several hidden states, or a layer, has made."""
+        x = np.concatenate([context, state])
         x = self.through("input_proj", x)
         for block in range(sum(name.startswith("blocks.") for name in self.named) // 2):
             x = x + silu(self.through(f"blocks.{block}", x))

@@ -15,7 +15,7 @@ from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
-from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.files.parameters import dotted, is_matrix
 from redrafter_jax.files.target_files import target_name
 from redrafter_jax.models.target import Target
@@ -36,6 +36,18 @@ PARITY_CONFIG = TargetConfig(
     tie_word_embeddings=False,
     eos_token_ids=(),
 )
+
+
+# The layer of a recurrent head that attends.
+ATTENTION: dict[str, Any] = {
+    "attention": True,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "rope_theta": 100.0,
+    "rms_norm_eps": 1e-5,
+}
 
 
 def tiny_config(**changes: Any) -> TargetConfig:
@@ -174,6 +186,28 @@ def imitating_drafter(
             assert config.head_rank == V, "a factor of the identity loses nothing"
             head.head_proj.kernel[...] = into
             head.lm_head.kernel[...] = jnp.eye(V)
+    return Model.split(config, head)
+
+
+def imitating_attention(target: Target, memory: float = 0.2) -> LoadedHead:
+    """`imitating_drafter` with a layer that attends, whose output has some part in the scores.
+
+    The layer finds earlier places with the same token after them, so that what is drafted depends
+    on its cache; `memory` is that part.
+    """
+    alone = imitating_drafter(target)
+    D, heads = target.config.hidden_size, target.config.num_attention_heads
+    layer = ATTENTION | {"num_attention_heads": heads, "num_key_value_heads": heads}
+    layer |= {"head_dim": D // heads}
+    config = dataclasses.replace(alone.config, **layer)
+    head, source = random_drafter(config).merge(), alone.merge()
+    head.rnn_w.kernel[...] = source.rnn_w.kernel[...]
+    head.rnn_u.kernel[...], head.rnn_u.bias[...] = jnp.zeros((D, D)), jnp.zeros(D)
+    by_context = memory * head.lm_head.kernel[...][:D]
+    head.lm_head.kernel[...] = jnp.concatenate([by_context, source.lm_head.kernel[...][D:]])
+    same, nothing = jnp.eye(D), jnp.zeros((D, D))
+    for name in ("q_proj", "k_proj", "v_proj"):
+        getattr(head.attention.self_attn, name)[...] = jnp.concatenate([same, nothing])
     return Model.split(config, head)
 
 

@@ -37,6 +37,24 @@ def test_each_token_attends_to_itself_and_to_the_window_before(T: int, window: i
         np.testing.assert_allclose(out[row], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("T", [5, 140])
+def test_what_lies_beside_a_token_is_seen_by_it_alone(T: int) -> None:
+    q, k, v = random_inputs(T)
+    beside = np.random.default_rng(1).normal(size=(2, 2, T, 3, 2, 8)).astype(np.float32)
+    segments = np.repeat([[1, 2]], [T // 3, T - T // 3], axis=1).repeat(2, axis=0)
+    out = causal_attention(q, k, v, segments=segments, beside=tuple(map(jnp.asarray, beside)))
+    visible = np.tri(T, dtype=bool) & (segments[0][:, None] == segments[0])
+    for row in range(2):
+        for place in (0, 1, T // 3, T - 1):
+            keys, values = (
+                np.concatenate([one[row], more[row, place]])
+                for one, more in ((k, beside[0]), (v, beside[1]))
+            )
+            seen = np.append(visible[place], [True] * 3)[None]
+            expected = oracles.attention(q[row, place][None], keys, values, seen, SCALE)
+            np.testing.assert_allclose(out[row, place], expected[0], rtol=1e-5, atol=1e-5)
+
+
 def test_prefill_attention_in_bfloat16_softmaxes_in_float32() -> None:
     q, k, v = (x.astype(jnp.bfloat16) for x in random_inputs(150))
     out = causal_attention(q, k, v)

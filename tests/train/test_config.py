@@ -64,8 +64,8 @@ CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], st
         {"kind": "medusa"},
         [
             ({"exit_dim": 8}, "exit_dim is for a recurrent head; leave it out of kind: medusa"),
-            ({"kind": "lstm"}, "Input should be 'recurrent' or 'medusa'"),
-            ({"kind": "eagle"}, "not trained here; train one of recurrent, medusa"),
+            ({"kind": "lstm"}, "Input should be 'recurrent', 'medusa' or 'eagle3'"),
+            ({"kind": "eagle3", "cell": "gru"}, "cell is for a recurrent head; leave it out of"),
             ({"kind": "recurrent", "head": "low_rank"}, "head_rank is None"),
             ({"cell": "lstm"}, r"cell\s+Input should be 'simple', 'gru' or 'sum'"),
             ({"initial_drafter": "a", "initial_head": "target"}, "initial_drafter gives the head"),
@@ -78,7 +78,7 @@ CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], st
             ({"warmup_fraction": -0.1}, "warmup_fraction\n.*greater than or equal to 0"),
         ],
     ),
-    LossSettings: ({}, [({"soft": 0}, "hard, soft and lk are all 0")]),
+    LossSettings: ({}, [({"soft": 0}, "hard, soft, lk and tv are all 0")]),
 }
 
 

@@ -7,18 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
+from tiny_models import ATTENTION, random_drafter
 
 from redrafter_jax.config import HeadConfig, TargetConfig
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
-from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.models.target import Target, init_target
 from train.config import LossSettings
-from train.loss import RoundSums, count_positions, round_sums, split_chunks
+from train.loss import RoundSums, count_positions, join_chunks, round_sums, split_chunks
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -32,6 +34,7 @@ MASK[1, 8:] = False
 SOME = (1, 2, 3, 5, 7, 8, 11, 13, 17, 19, 20, 23, 27)
 SHAPE = RecurrentConfig(29, 16, 20, 1)
 LENT = replace(SHAPE, head="target", draft_tokens=SOME)
+ATTENDING = replace(SHAPE, **ATTENTION)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -43,7 +46,9 @@ def make_pair(shape: HeadConfig = SHAPE) -> tuple[Target, LoadedHead]:
     config = TargetConfig(29, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, False, (0,))
     target = init_target(config, 0)
     louder = jax.tree.map(lambda leaf: leaf * 12 if leaf.ndim == 2 else leaf, target.params)
-    return type(target)(config, target.graphdef, louder), init_drafter(shape, 1)
+    # A layer that was just made adds nothing.
+    drafter = random_drafter(shape) if shape == ATTENDING else init_drafter(shape, 1)
+    return type(target)(config, target.graphdef, louder), drafter
 
 
 @partial(jax.jit, static_argnames="context_layers")
@@ -61,19 +66,33 @@ def forward(
 
 @jax.jit
 def guesses(
-    target: Target, drafter: LoadedHead, hidden: jax.Array, tokens: jax.Array | np.ndarray
+    target: Target, drafter: LoadedHead, context: jax.Array, tokens: jax.Array | np.ndarray
 ) -> list[jax.Array]:
     """The drafter's scores of every round at a position, which reads a token in each."""
     decoder, head = target.merge(), drafter.merge()
     known = jnp.asarray(drafter.config.draft_tokens or range(29))
     scorer = partial(jnp.matmul, b=decoder.head[:, known])
     if isinstance(drafter.config, MedusaConfig):
-        return list(head.logits(hidden, ROUNDS, scorer))
+        return list(head.logits(context, ROUNDS, scorer))
     state, scores = jnp.zeros(16), []
     for token in tokens:
         state = head.step(state, decoder.embed_tokens[...][token])
-        scores.append(head.logits(head.read_context(hidden), state, scorer))
+        scores.append(head.logits(context, state, scorer))
     return scores
+
+
+def read_alone(
+    target: Target, drafter: LoadedHead, hidden: np.ndarray, tokens: np.ndarray
+) -> np.ndarray:
+    """What the drafter drafts from at every position of one text."""
+    if isinstance(drafter.config, MedusaConfig):
+        return hidden
+    weights = oracles.DrafterWeights(drafter.merge(), np.zeros(0))
+    context = weights.through("context_proj", hidden)
+    if not drafter.config.attention:
+        return context
+    embedding = np.asarray(target.merge().embed_tokens[...], np.float64)
+    return weights.attend(context, embedding[np.append(tokens[1:], 0)], drafter.config.layer)
 
 
 def brute_force(
@@ -91,25 +110,41 @@ def brute_force(
     teacher = log_softmax(logits.astype(np.float64))
     known = list(drafter.config.draft_tokens or range(29))
     padded = np.pad(tokens, ((0, 0), (0, ROUNDS)))
-    hard, soft, lk, agreement = np.zeros((4, ROUNDS))
+    hard, soft, lk, tv, agreement = np.zeros((5, ROUNDS))
     top = np.zeros((ROUNDS, 5))
     for b in range(len(tokens)):
+        contexts = read_alone(target, drafter, hidden[b], tokens[b])
         for t in range(T):
             read = padded[b, t + 1 : t + 1 + ROUNDS]
-            for i, scores in enumerate(guesses(target, drafter, hidden[b, t], read)):
+            context = jnp.asarray(contexts[t], jnp.float32)
+            for i, scores in enumerate(guesses(target, drafter, context, read)):
                 label = t + 2 + i
                 if label >= T or not mask[b, label]:
                     continue
                 guess = log_softmax(np.asarray(scores, np.float64))
                 teach = teacher[b, t + 1 + i]
-                soft[i] += soft_loss(teach[known], guess, softening)
-                lk[i] -= np.log(sum(map(min, np.exp(teach[known]), np.exp(guess))))
                 agreement[i] += known[guess.argmax()] == teach.argmax()
-                if tokens[b, label] in known:
+                if teach.argmax() in known or not softening.drafted_only:
+                    soft[i] += soft_loss(teach[known], guess, softening)
+                    # Over all V tokens, of which those that are not drafted have no probability.
+                    p, q = np.exp(teach), np.zeros(29)
+                    q[known] = np.exp(guess)
+                    lk[i] -= np.log(np.minimum(p, q).sum())
+                    tv[i] += np.abs(p - q).sum() / 2
+                if tokens[b, label] in known and (
+                    teach.argmax() in known or not softening.drafted_only
+                ):
                     hard[i] -= guess[known.index(tokens[b, label])]
                 for k in range(5):
                     top[i, k] += tokens[b, label] in np.take(known, np.argsort(-guess)[: k + 1])
-    return {"hard": hard, "soft": soft, "lk": lk, "top": top, "agreement": agreement}
+    return {
+        "hard": hard,
+        "soft": soft,
+        "lk": lk,
+        "tv": tv,
+        "top": top,
+        "agreement": agreement,
+    }
 
 
 def soft_loss(teach: np.ndarray, guess: np.ndarray, softening: LossSettings) -> float:
@@ -133,9 +168,11 @@ def sums_over_chunks(
 ) -> RoundSums:
     target, drafter = pair[0].merge(), pair[1].merge()
     whole = jnp.ones_like(tokens) if segments is None else segments
-    chunks = split_chunks(
-        hidden, *map(jnp.asarray, (tokens, mask, whole)), rounds=ROUNDS, chunk_length=chunk_length
-    )
+    arrays, contexts = [jnp.asarray(one) for one in (tokens, mask, whole)], hidden
+    if drafter.attends:
+        following = target.stored_embeddings(jnp.roll(arrays[0], -1, axis=1))
+        contexts = drafter.contexts(hidden, following, arrays[2], ROUNDS)
+    chunks = split_chunks(contexts, hidden, *arrays, rounds=ROUNDS, chunk_length=chunk_length)
     per_chunk = jax.vmap(
         lambda chunk: round_sums(drafter, target, chunk, rounds=ROUNDS, settings=softening)
     )
@@ -159,7 +196,9 @@ def sums_over_chunks(
             4,
             LossSettings(soft_temperature=2.0, soft_top_k=3),
         ),
+        (replace(SHAPE, draft_tokens=SOME), 64, LossSettings(drafted_only=True)),
         (MedusaConfig(29, 16, ROUNDS, 1), 4, UNSOFTENED),
+        (ATTENDING, 4, UNSOFTENED),
     ],
 )
 def test_sums_equal_a_loop_over_positions(
@@ -191,13 +230,21 @@ def test_gradients_through_the_targets_projection_are_true_and_near_in_bfloat16(
 
 
 def test_documents_that_share_a_row_are_as_if_alone() -> None:
+    check_documents(SHAPE)
+
+
+def test_a_head_that_attends_sees_its_own_document_alone() -> None:
+    check_documents(ATTENDING)
+
+
+def check_documents(shape: HeadConfig) -> None:
     tokens, mask = TOKENS[0], MASK[0]
     parts = [slice(0, 4), slice(4, 5), slice(5, 9)]  # and two tokens of padding
     segments = np.zeros((1, T), np.int32)
     for number, part in enumerate(parts, start=1):
         segments[0, part] = number
     counted = np.where(segments > 0, mask, False)
-    target, drafter = make_pair()
+    target, drafter = make_pair(shape)
     hidden, _ = forward(target, tokens[None], segments)
     together = sums_over_chunks(
         (target, drafter), hidden, tokens[None], counted, 3, segments=segments
@@ -213,5 +260,15 @@ def test_documents_that_share_a_row_are_as_if_alone() -> None:
 
 def test_a_chunk_is_no_longer_than_the_rows() -> None:
     rows, hidden = jnp.ones((B, T), jnp.int32), jnp.zeros((B, T, 4))
-    chunks = split_chunks(hidden, rows, rows > 0, rows, rounds=ROUNDS, chunk_length=64)
+    chunks = split_chunks(hidden, hidden, rows, rows > 0, rows, rounds=ROUNDS, chunk_length=64)
+    assert chunks.contexts.shape == (1, B, T, 4)
+    assert chunks.hidden is not None
     assert chunks.hidden.shape == (1, B, T + ROUNDS, 4)
+
+
+def test_chunks_join_to_the_rows_that_they_were() -> None:
+    rows = jnp.asarray(GENERATOR.normal(size=(B, T, 4)))
+    of = jnp.ones((B, T), jnp.int32)
+    chunks = split_chunks(rows, rows, of, of > 0, of, rounds=ROUNDS, chunk_length=4)
+    assert chunks.contexts.shape == (3, B, 4, 4)
+    np.testing.assert_array_equal(join_chunks(chunks.contexts, T), rows)

@@ -11,7 +11,7 @@ import pytest
 from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, make_mesh, place
 from train.checkpoint import open_checkpoints, restore_latest, save

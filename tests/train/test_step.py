@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,18 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_models import random_drafter, random_target
+from flax import nnx
+from tiny_models import ATTENTION, random_drafter, random_target
 
-from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.config import HeadConfig, TargetConfig
+from redrafter_jax.drafters.eagle_head import EagleConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from train.config import LossSettings, OptimizerSettings
+from train.loss import count_positions, round_sums, split_chunks
 from train.optimizer import make_optimizer
 from train.step import StepMetrics, TrainState, init_state, train_step
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CONFIG = TargetConfig(31, 16, 24, 2, 2, 1, 8, 1e4, 1e-5, 64, True, (0,))
-LOSS = LossSettings(hard=0.5, soft=2.0, lk=3.0, round_decay=0.8, chunk_length=8)
+SHAPE = RecurrentConfig(31, 16, 16, 1)
+ATTENDING = replace(SHAPE, **ATTENTION)
+EAGLE = EagleConfig(31, 16, "3", 16, 24, 4, 2, 6, context_layers=(0,))
+LOSS = LossSettings(hard=0.5, soft=2.0, lk=3.0, tv=1.5, round_decay=0.8, chunk_length=8)
 RATE: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 1, "warmup_fraction": 0}
 ADAMW, MUON = (
     make_optimizer(OptimizerSettings(rule=rule, **RATE), 10) for rule in ("adamw", "muon")
@@ -61,10 +68,54 @@ def test_accumulation_changes_memory_not_the_step(optimizer: optax.GradientTrans
     )
 
 
+@pytest.mark.parametrize(
+    "shape", [SHAPE, ATTENDING, EAGLE], ids=["recurrent", "attending", "eagle3"]
+)
+def test_gradients_are_those_of_the_loss_of_whole_rows(shape: HeadConfig) -> None:
+    """Whatever the chunks: the derivative of one sum over all positions, by JAX itself."""
+    target, drafter = random_target(CONFIG), random_drafter(shape)
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 31, (3, 16)).astype(np.int32)
+    mask = random.random((3, 16)) < 0.7
+    segments = np.repeat([[1, 2, 3]], [5, 8, 3], axis=1).repeat(3, axis=0).astype(np.int32)
+    decoder, rows = target.merge(), [jnp.asarray(one) for one in (tokens, mask, segments)]
+    hidden, _, _ = decoder.forward(rows[0], rows[2], shape.context_layers)
+    counts = count_positions(rows[1], rows[2], 2)
+
+    def loss(params: nnx.State) -> jax.Array:
+        head = nnx.merge(drafter.graphdef, params)
+        embedded = decoder.stored_embeddings(jnp.roll(rows[0], -1, axis=1))
+        contexts = head.contexts(hidden, embedded, rows[2], 2)
+        chunk = split_chunks(contexts, hidden[..., -16:], *rows, rounds=2, chunk_length=16)
+        whole = jax.tree.map(lambda leaf: leaf[0], chunk)
+        sums = round_sums(head, decoder, whole, rounds=2, settings=LOSS)
+        means = (0.5 * sums.hard + 2.0 * sums.soft + 3.0 * sums.lk + 1.5 * sums.tv) / counts
+        return means[0] + 0.8 * means[1]
+
+    expected = jax.jit(jax.grad(loss))(drafter.params)
+    descent = optax.sgd(1.0)
+    state, _ = train_step(
+        jax.tree.map(jnp.copy, init_state(drafter, descent)),
+        target,
+        drafter.graphdef,
+        *(one[None] for one in rows),
+        rounds=2,
+        loss_settings=LOSS.model_copy(update={"chunk_length": 5}),
+        optimizer=descent,
+    )
+    taken = jax.tree.map(jnp.subtract, drafter.params, state.params)
+    assert min(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-4
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-5),
+        taken,
+        expected,
+    )
+
+
 def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     tokens = np.random.default_rng(0).integers(0, 31, (4, 16)).astype(np.int32)
     _, (loss, rounds, _) = one_step(1, tokens, np.ones((4, 16), bool))
-    parts = 0.5 * rounds.hard + 2.0 * rounds.soft + 3.0 * rounds.lk
+    parts = 0.5 * rounds.hard + 2.0 * rounds.soft + 3.0 * rounds.lk + 1.5 * rounds.tv
     np.testing.assert_allclose(loss, parts[0] + 0.8 * parts[1], rtol=1e-5)
 
 

@@ -19,7 +19,7 @@ from chat_folders import (
 from tiny_models import random_drafter, random_target
 from train_runs import settings, trial
 
-from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.files.drafter_files import load_drafter
 from redrafter_jax.generation import generate_autoregressive
 from train.config import AcceptanceSettings, TrainSettings

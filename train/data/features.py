@@ -32,6 +32,8 @@ class FeatureIndex(Settings):
       target: digest of the target's files, from `TargetFiles.digest`.
       target_dtype: dtype that the target ran in.
       context_layers: layers whose hidden states stand before the last ones.
+      raw_layers: whether they are as they leave these layers; otherwise they have gone through the
+        target's final norm.
       top_k: k, the number of most likely tokens that are kept.
       rows_per_pass: rows that the target read together.
       sources: the first row of every source, by the digest of its rows.
@@ -41,6 +43,7 @@ class FeatureIndex(Settings):
     target: str
     target_dtype: Dtype
     context_layers: tuple[int, ...]
+    raw_layers: bool = False
     top_k: int
     rows_per_pass: int
     sources: dict[str, int]
@@ -49,7 +52,8 @@ class FeatureIndex(Settings):
     @property
     def digest(self) -> str:
         """A digest of the index."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        # Without defaults, so that features of versions without a field keep theirs.
+        return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
 
 def read_index(folder: Path) -> FeatureIndex | None:
@@ -77,6 +81,7 @@ def open_features(
     target: str,
     target_dtype: str,
     context_layers: tuple[int, ...],
+    raw_layers: bool,
     sources: Mapping[str, str],
     length: int,
 ) -> tuple[FeatureIndex, list[ReadRow]]:
@@ -96,10 +101,17 @@ def open_features(
             "arguments of this run."
         )
     layers = index.context_layers
+    how = {True: "layers as they are", False: "layers through the final norm"}
     for name, kept, needed, fits in (
         ("target", index.target[:8], target[:8], index.target == target),
         ("target_dtype", index.target_dtype, target_dtype, index.target_dtype == target_dtype),
         ("drafter.context_layers", layers, context_layers, set(context_layers) <= set(layers)),
+        (
+            "drafter.kind",
+            how[index.raw_layers],
+            how[raw_layers],
+            not context_layers or index.raw_layers == raw_layers,
+        ),
     ):
         if not fits:
             raise InputError(

@@ -14,6 +14,7 @@ from redrafter_jax.models.target import Target
 from ..config import TrainSettings
 from ..data.types import Windows
 from ..features import compute_features
+from ..gradients import layers_read
 from ..initial import new_drafter
 from ..optimizer import make_optimizer
 from ..regenerate.session import STEPS, make_engine
@@ -57,12 +58,18 @@ def measure_rates(
     sources = [(Windows(tokens, mask, segments), 1.0)]
     drafter = new_drafter(target, settings.drafter, settings.draft_rounds, sources, 0)
     optimizer = make_optimizer(settings.optimizer, settings.steps)
-    layers = settings.drafter.context_layers
+    layers, raw = layers_read(drafter.config, target.config)
     chunk = settings.loss.chunk_length
 
     def read() -> Any:
         return compute_features(
-            target, tokens, segments, context_layers=layers, top_k=top_k, chunk_length=chunk
+            target,
+            tokens,
+            segments,
+            context_layers=layers,
+            raw_layers=raw,
+            top_k=top_k,
+            chunk_length=chunk,
         )
 
     hidden, top = read()

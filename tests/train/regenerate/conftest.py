@@ -9,7 +9,7 @@ from chat_folders import CONFIG, IM_END, chat_tokenizer, write_lines, write_toke
 from regenerated import CHATS, LENGTH, LIMIT, Regeneration
 from tiny_models import random_drafter, random_target, tiny_config
 
-from redrafter_jax.drafters.recurrent import RecurrentConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.files.drafter_files import save_drafter
 from redrafter_jax.files.target_files import save_target
 from redrafter_jax.models.target import Target

@@ -1,0 +1,129 @@
+"""A decoder layer of a drafter's own: over the decided tokens in decoding, over rows in training.
+
+It has one entry for each pair of a position and the token after it. In decoding its keys and values
+lie in the drafter's layer of the cache; in training those of a whole row are there at once.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.drafters.text_attention import attend_to_text
+from redrafter_jax.models.attention import prefill_attention
+from redrafter_jax.models.cache import extend
+from redrafter_jax.models.decoder_layer import (
+    Angles,
+    Attend,
+    Attention,
+    FeedForward,
+    norm_weight,
+    normalised,
+)
+from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
+from redrafter_jax.types import Decided, KVCache
+
+# What a layer puts out at some tokens, and their keys and values.
+Passed = tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]
+
+
+class PairLayer(nnx.Module):
+    """A layer over a hidden state and the embedding of the token after it.
+
+    Attention reads both, each through a norm of its own; the hidden state is the residual. A fresh
+    layer adds nothing to it.
+    """
+
+    def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.embedding_norm, self.hidden_norm = norm_weight(config), norm_weight(config)
+        self.self_attn = Attention(config, rngs=rngs, inputs=2 * config.hidden_size)
+        self.mlp_norm = norm_weight(config)
+        self.mlp = FeedForward(config, rngs=rngs)
+        for last in (self.self_attn.o_proj, self.mlp.down_proj):
+            last[...] = jnp.zeros_like(last[...])
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        embedded: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
+        attend: Attend,
+    ) -> Passed:
+        """The hidden states after the layer, and the pairs' keys and values."""
+        config = self.config
+        pair = (
+            normalised(embedded, self.embedding_norm, config),
+            normalised(hidden, self.hidden_norm, config),
+        )
+        x = jnp.concatenate(pair, axis=-1)
+        attended, keys, values = self.self_attn(x, angles_of(config, positions), attend)
+        x = hidden + attended
+        return x + self.mlp(normalised(x, self.mlp_norm, config)), keys, values
+
+
+def angles_of(config: TargetConfig, positions: Int[Array, "B T"]) -> Angles:
+    """The rotation of a layer at these positions."""
+    return rotary_angles(
+        positions, rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    )
+
+
+def read_decided(
+    run: Callable[[Int[Array, "B C"], Attend], Passed],
+    own: Float[Array, "B D"],
+    cache: KVCache,
+    decided: Decided,
+    scale: float,
+) -> tuple[Float[Array, "B D"], KVCache]:
+    """Pass decided tokens through the layer, and keep their entries.
+
+    Args:
+      run: from positions and attention to what the layer puts out at the tokens.
+      own: what it put out at the last token that was decided before; of rows without a new one it
+        stays.
+      cache: the layer alone, up to `decided.start`.
+      decided: the tokens.
+      scale: factor on the scores of attention.
+
+    Returns:
+      What the layer puts out at each row's last token, and the cache with the tokens' entries.
+    """
+    positions = decided.start[:, None] + jnp.arange(decided.tokens.shape[1])
+    output, keys, values = run(positions, attend_to_text(cache, 0, decided.tokens.shape, scale))
+    newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
+    last = jnp.take_along_axis(output, newest, axis=1)[:, 0].astype(own.dtype)
+    dtype = cache.keys[0].dtype
+    cache = extend(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
+    return jnp.where(decided.count[:, None] > 0, last, own), cache
+
+
+def attend_in_rows(
+    segments: Int[Array, "B T"],
+    scale: float,
+    rollout: Sequence[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]] = (),
+) -> Attend:
+    """Attention of training: each token sees those of its document up to itself.
+
+    In later rounds of a rollout it sees what its own place has drafted instead of itself: `rollout`
+    holds keys and values of the rounds before, first those of the true tokens.
+
+    Scores are computed again where gradients need them, instead of being kept.
+    """
+    within = partial(prefill_attention, segments=segments, scale=scale)
+
+    @jax.checkpoint
+    def attend(
+        q: Float[Array, "B T Q H"], k: Float[Array, "B T K H"], v: Float[Array, "B T K H"]
+    ) -> Float[Array, "B T Q H"]:
+        if not rollout:
+            return within(q, k, v)
+        true, *drafted = rollout
+        keys, values = (jnp.stack(part, axis=2) for part in zip(*drafted, (k, v), strict=True))
+        return within(q, *true, beside=(keys, values))
+
+    return attend

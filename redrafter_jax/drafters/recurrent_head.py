@@ -1,0 +1,262 @@
+"""Apple's recurrent head (arXiv 2403.09919, section 3) and its variants: shape and parameters.
+
+The head drafts from the target's hidden states and from the embeddings of the tokens drafted so
+far, and knows nothing else of the target, except that some leave the last step, from features to
+scores, to the target's vocabulary projection.
+
+A head with `attention` first passes the hidden states through a decoder layer of its own, as
+Hydra++ does (arXiv 2402.05109, section 4.2), once for each decided token. Unlike there the layer
+reads the embedding of the token after each hidden state too. The last hidden state does not say
+which token was chosen after it, so without the embedding the layer could not look for earlier
+places where the root stood, nor find there what followed (compare arXiv 2401.15077, section 3.1).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
+from redrafter_jax.config.limits import Count, FieldError, Natural, Positive, require
+from redrafter_jax.drafters.head_drafter import Dense, TrainedHead, make_blocks, run_blocks
+from redrafter_jax.drafters.own_layer import PairLayer, attend_in_rows
+from redrafter_jax.models.linear import linear
+from redrafter_jax.models.rotary import positions_in
+from redrafter_jax.types import Scorer
+
+Cell = Literal["simple", "gru", "sum"]
+# Fields of the layer that attends.
+LAYER_FIELDS = (
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("rope_theta", "rms_norm_eps"),
+)
+
+
+@dataclass(frozen=True)
+class RecurrentConfig(HeadConfig):
+    """Shape of a recurrent head; the defaults are Apple's layout.
+
+    The recurrent state has the target's width. `head="low_rank"` has factors from exit_dim to
+    head_rank to the tokens, and `head="target"` a projection to the target's width that the
+    target's own vocabulary projection scores.
+
+    Attributes:
+      exit_dim: width of the residual blocks and of what they hand to the head; training takes twice
+        the target's width, as Apple's code does, if it is not told.
+      num_draft_layers: number of residual blocks; training takes 2 if it is not told.
+      cell: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of embeddings, both of
+        Apple's layout; "gru" for a gated recurrent unit.
+      head_rank: of the two factors; None for the other heads.
+      attention: whether a decoder layer attends to the text before the recurrence. The fields below
+        are its shape, None without it; training takes the target's where it is not told.
+      intermediate_size: of its feed-forward block.
+      num_attention_heads: Q.
+      num_key_value_heads: K.
+      head_dim: H.
+      rope_theta: rotary base.
+      rms_norm_eps: of its norms.
+    """
+
+    exit_dim: Count
+    num_draft_layers: Natural
+    cell: Cell = "simple"
+    head_rank: Count | None = None
+    attention: bool = field(default=False, kw_only=True)
+    intermediate_size: Count | None = field(default=None, kw_only=True)
+    num_attention_heads: Count | None = field(default=None, kw_only=True)
+    num_key_value_heads: Count | None = field(default=None, kw_only=True)
+    head_dim: Count | None = field(default=None, kw_only=True)
+    rope_theta: Positive | None = field(default=None, kw_only=True)
+    rms_norm_eps: Positive | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in LAYER_FIELDS:
+            stated = getattr(self, name)
+            problem = f"is {stated} and attention is {self.attention}; "
+            problem += "a layer needs one." if self.attention else "leave it out."
+            require((stated is not None) == self.attention, self, name, problem)
+        if self.attention:
+            _ = self.layer  # which checks its sizes
+        rank, low = self.head_rank, self.head == "low_rank"
+        problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
+        require(low or rank is None, self, "head_rank", problem)
+        limit = "exit_dim" if rank is None else f"exit_dim={self.exit_dim}"
+        problem = f"is {rank}; head='low_rank' needs one, less than {limit}."
+        fits = rank is not None and rank < self.exit_dim
+        require(fits or not low, self, "head_rank", problem)
+
+    def check_tree(self, tree: TreeConfig) -> None:
+        """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
+        tree.check_beams("a recurrent head")
+        super().check_tree(tree)
+
+    @property
+    def layer(self) -> TargetConfig:
+        """The layer that attends, as the one of a target."""
+        try:
+            return TargetConfig(
+                vocab_size=self.vocab_size,
+                hidden_size=self.hidden_size,
+                num_hidden_layers=1,
+                max_position_embeddings=1,  # the target's limit holds
+                tie_word_embeddings=True,
+                eos_token_ids=(),
+                **{name: getattr(self, name) for name in LAYER_FIELDS},
+            )
+        except FieldError as error:
+            raise FieldError(self, error.field, error.problem) from None
+
+    @property
+    def beyond_apple(self) -> dict[str, Any]:
+        """The fields that Apple's layout does not have, where they say more than it does.
+
+        Empty for a drafter that Apple's code can read.
+        """
+        fields = {
+            "cell": self.cell if self.cell == "gru" else None,
+            "draft_tokens": self.draft_tokens,
+            "head": self.head if self.head != "own" else None,
+            "head_rank": self.head_rank,
+            "context_layers": self.context_layers or None,
+            "attention": self.attention or None,
+            **{name: getattr(self, name) for name in LAYER_FIELDS},
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def has_input_projection(self) -> bool:
+        """Apple's layout leaves the projection out when `[h ; s]` already has the exit width."""
+        return self.exit_dim != 2 * self.hidden_size
+
+
+class RecurrentHead(TrainedHead):
+    """`[context ; state]` -> projection -> residual blocks -> head -> the tokens to draft from.
+
+    One set of weights serves every round; the state is zero before the root is fed.
+    """
+
+    config: RecurrentConfig
+
+    def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs) -> None:
+        D, E = config.hidden_size, config.exit_dim
+        self.config = config
+        if config.cell == "simple":
+            self.rnn_w = Dense(D, D, bias=False, rngs=rngs)
+            self.rnn_u = Dense(D, D, bias=True, rngs=rngs)
+        elif config.cell == "gru":
+            # Reset gate, update gate and candidate side by side, as PyTorch's GRU has them.
+            self.gru_w = Dense(D, 3 * D, bias=True, rngs=rngs)
+            self.gru_u = Dense(D, 3 * D, bias=True, rngs=rngs)
+        if config.context_layers:
+            self.context_proj = Dense(config.context_size, D, bias=False, rngs=rngs)
+            # It begins with Apple's context: the last hidden state alone.
+            self.context_proj.kernel[...] = jnp.eye(config.context_size, D, D - config.context_size)
+        if config.attention:
+            self.attention = PairLayer(config.layer, rngs=rngs)
+        if config.has_input_projection:
+            self.input_proj = Dense(2 * D, E, bias=True, rngs=rngs)
+        self.blocks = make_blocks(E, config.num_draft_layers, rngs)
+        rank = config.head_rank or E
+        if config.head != "own":
+            self.head_proj = Dense(E, D if config.head == "target" else rank, bias=False, rngs=rngs)
+        if config.head != "target":
+            self.lm_head = Dense(rank, config.draft_vocab_size, bias=False, rngs=rngs)
+
+    def read_context(self, context: Float[Array, "... Z"]) -> Float[Array, "... D"]:
+        """What conditions every round, from the target's hidden states; once per decode step.
+
+        A head that attends passes it through its layer first.
+        """
+        return self.context_proj(context) if self.config.context_layers else context
+
+    @property
+    def attends(self) -> bool:
+        return self.config.attention
+
+    def contexts(
+        self,
+        hidden: Float[Array, "B T Z"],
+        embedded: Float[Array, "B T D"],
+        segments: Int[Array, "B T"],
+        rounds: int,
+    ) -> Float[Array, "B T Y"]:
+        """See `TrainedHead`: what the layer puts out."""
+        del rounds
+        if not self.attends:
+            return hidden
+        context = self.read_context(hidden)
+        attend = attend_in_rows(segments, self.config.layer.attention_scale)
+        embedded = embedded.astype(context.dtype)
+        read, _, _ = self.attention(context, embedded, positions_in(segments), attend)
+        return read
+
+    def step(
+        self, state: Float[Array, "... D"], embedding: Float[Array, "... D"]
+    ) -> Float[Array, "... D"]:
+        """The state after a token.
+
+        `SiLU(W e + U s + b)`, the running sum `s + e`, or the gated recurrent unit of
+        arXiv 1406.1078, its reset gate where PyTorch's GRU has it (arXiv 1412.3555): after U.
+        """
+        match self.config.cell:
+            case "sum":
+                return state + embedding
+            case "simple":
+                return jax.nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
+            case "gru":
+                reset_e, update_e, candidate_e = jnp.split(self.gru_w(embedding), 3, axis=-1)
+                reset_s, update_s, candidate_s = jnp.split(self.gru_u(state), 3, axis=-1)
+                reset = jax.nn.sigmoid(reset_e + reset_s)
+                update = jax.nn.sigmoid(update_e + update_s)
+                candidate = jnp.tanh(candidate_e + reset * candidate_s)
+                return (1 - update) * candidate + update * state
+
+    def features(
+        self, context: Float[Array, "... D"], state: Float[Array, "... D"]
+    ) -> Float[Array, "... E"]:
+        """What the head reads; `context`, of `read_context`, broadcasts against `state`."""
+        context = jnp.broadcast_to(context, state.shape)
+        x = jnp.concatenate([context, state], axis=-1)
+        if self.config.has_input_projection:
+            x = self.input_proj(x)
+        return run_blocks(self.blocks, x)
+
+    def logits(
+        self,
+        context: Float[Array, "... D"],
+        state: Float[Array, "... D"],
+        scorer: Scorer | None = None,
+    ) -> Float[Array, "... U"]:
+        """Scores of the token after the one that `state` was last fed, float32.
+
+        One for each of the tokens that can be drafted, in their order; see `draft_token_ids`. On a
+        mesh, those of this device's part of them. With `head="target"` the scorer makes them, of
+        these tokens.
+        """
+        features = self.features(context, state)
+        if self.config.head != "own":
+            features = self.head_proj(features)
+        if self.config.head != "target":
+            return linear(features, self.lm_head.kernel.get_value(), jnp.float32)
+        assert scorer is not None, "head='target' has no projection of its own: pass scorer="
+        return scorer(features)
+
+    def unroll(
+        self,
+        contexts: Float[Array, "B C Y"],
+        embedded: Float[Array, "B M D"],
+        rounds: int,
+        scorer: Scorer | None = None,
+    ) -> Iterator[Float[Array, "B C U"]]:
+        """See `TrainedHead`: the decoder's recurrence, fed with true tokens."""
+        context = contexts if self.attends else self.read_context(contexts)
+        state = jnp.zeros_like(context)
+        for fed in range(rounds):
+            own = embedded[:, fed : fed + context.shape[1]].astype(context.dtype)
+            state = self.step(state, own)
+            yield self.logits(context, state, scorer)

@@ -1,0 +1,56 @@
+"""Where the training of a recurrent head starts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.limits import FieldError
+from redrafter_jax.drafters.recurrent_head import LAYER_FIELDS, RecurrentHead
+
+
+def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:
+    """Values for the fields that a training run leaves open; a layer is like the target's."""
+    del rounds
+    open_fields = {"exit_dim": 2 * target.hidden_size, "num_draft_layers": 2}
+    layer = {name: getattr(target, name) for name in LAYER_FIELDS} if told.get("attention") else {}
+    return {**open_fields, **layer}
+
+
+def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) -> None:
+    """Start the head from the target's vocabulary projection, or from its strongest directions.
+
+    Raises:
+      FieldError: the head is wider.
+    """
+    config = module.config
+    D, E = config.hidden_size, config.exit_dim
+    name, width = ("head_rank", config.head_rank) if config.head_rank else ("exit_dim", E)
+    if width > D and config.head != "target":
+        limit = f"with initial_head=target it may be {D}, the target's width, at most."
+        raise FieldError(config, name, f"is {width}; {limit}")
+    match config.head:
+        case "own":
+            module.lm_head.kernel[...] = _low_rank(projection, E)[1]
+        case "low_rank":
+            module.head_proj.kernel[...] = jnp.eye(E, width)
+            module.lm_head.kernel[...] = _low_rank(projection, width)[1]
+        case "target":
+            start = _low_rank(projection, E)[0] if E < D else jnp.eye(E, D)
+            module.head_proj.kernel[...] = start
+
+
+def _low_rank(
+    projection: Float[Array, "D U"], rank: int
+) -> tuple[Float[Array, "E D"], Float[Array, "E U"]]:
+    """The best approximation by rank E: its E leading directions, and the head of these.
+
+    With E = D they are the identity and the projection itself.
+    """
+    if rank == len(projection):
+        return jnp.eye(rank), projection
+    _, directions = jnp.linalg.eigh(projection @ projection.T)
+    leading = directions[:, : -rank - 1 : -1].T
+    return leading, leading @ projection
