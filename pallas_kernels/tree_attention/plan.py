@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 TILE = 64  # rows of queries in one tile, as wgmma has them
 BLOCK = 64  # keys, or nodes, of one step
+EIGHT = 8  # rows, or nodes, of the smallest copy
 MAX_TILES = 3  # tiles that one program holds in registers
 MAX_STAGES = 8
 SHARED_MEMORY = 220 * 1024  # of the 227 KiB of a program; the rest is for barriers and scratch
@@ -57,7 +58,7 @@ def why_unsupported(
 
 def make_plan(B: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Plan:
     """The fewest reads of the cache, then as many splits as keep every core evenly busy."""
-    rows = N * Q // K
+    rows = _ceil_div(N, EIGHT) * EIGHT * Q // K
     row_tiles = _ceil_div(rows, TILE)
     groups = _ceil_div(row_tiles, MAX_TILES)
     tiles = _ceil_div(row_tiles, groups)

@@ -52,13 +52,21 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """The block's output, and the keys (rotated) and values of the tokens in x."""
-        q, k, v = joined_linear(x, self.qkv_proj, self.qkv_bias)
-        q = q.reshape(*x.shape[:2], -1, self.config.head_dim)
-        q = rotate(normalised(q, self.q_norm, self.config), *angles)
-        k = rotate(normalised(k, self.k_norm, self.config), *angles)
-        # A barrier, for attention reads them now and `commit` at the end of the step: XLA for GPUs
-        # would keep their products in float32 parts until then, to add them up a second time.
-        k, v = jax.lax.optimization_barrier((k, v))
+        config = self.config
+        heads = joined_linear(x, self.qkv_proj, self.qkv_bias)
+        heads = heads.reshape(*heads.shape[:-1], -1, config.head_dim)
+        if config.qk_norm:
+            q, k, v = jnp.split(heads, [-2, -1], axis=-2)
+            q, k = normalised(q, self.q_norm, config), normalised(k, self.k_norm, config)
+            heads = jnp.concatenate([q, k, v], axis=-2)
+        # Rotated as one array, whose last heads are values, and held by the barrier: attention
+        # reads its parts now, and `commit` at the end of the step, where XLA for GPUs would
+        # otherwise compute them a second time.
+        is_value = jnp.arange(heads.shape[-2]) == heads.shape[-2] - 1
+        cosine, sine = (angle[..., None, :] for angle in angles)
+        heads = jnp.where(is_value[:, None], heads, rotate(heads, cosine, sine))
+        q, k, v = jnp.split(jax.lax.optimization_barrier(heads), [-2, -1], axis=-2)
+        q, k, v = q.reshape(*x.shape[:2], -1, config.head_dim), k[..., 0, :], v[..., 0, :]
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
         projected = all_reduce(linear(attended, self.o_proj.get_value()))
         return projected if self.o_bias is None else projected + self.o_bias[...], k, v
@@ -83,7 +91,7 @@ class FeedForward(nnx.Module):
         self.down_proj = nnx.Param(_draw(rngs, (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        gate, up = joined_linear(x, self.gate_up_proj)
+        gate, up = jnp.split(joined_linear(x, self.gate_up_proj), 2, axis=-1)
         gated = (_ACTIVATIONS[self.config.hidden_act](gate) * up).reshape(*x.shape[:2], -1)
         return all_reduce(linear(gated, self.down_proj.get_value()))
 

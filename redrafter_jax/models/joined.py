@@ -82,40 +82,27 @@ def take_apart(joint: Joint, whole: Weight | SeparateWeights) -> tuple[Weight, .
     """The parts of a weight or of a bias, as `join` was given them."""
     if isinstance(whole, SeparateWeights):
         return whole.parts
-    leaves, structure = jax.tree.flatten(whole)
-    parts = zip(*(_pieces(joint, leaf) for leaf in leaves), strict=True)
-    shapes = [leaf.shape[:-1] for leaf in leaves]
-    return tuple(
-        jax.tree.unflatten(
-            structure,
-            [piece.reshape(*shape, -1) for piece, shape in zip(part, shapes, strict=True)],
-        )
-        for part in parts
-    )
-
-
-def _pieces(joint: Joint, whole: Shaped[Array, "..."]) -> list[Shaped[Array, "..."]]:
-    """Of every part [..., groups, width]; on a mesh this device's groups."""
-    grouped = whole.reshape(*whole.shape[:-1], -1, sum(joint.widths))
     starts = [sum(joint.widths[:at]) for at in range(1, len(joint.widths))]
-    return jnp.split(grouped, starts, axis=-1)
+
+    def pieces(leaf: Shaped[Array, "..."]) -> list[Shaped[Array, "..."]]:
+        grouped = leaf.reshape(*leaf.shape[:-1], -1, sum(joint.widths))
+        apart = jnp.split(grouped, starts, axis=-1)
+        return [piece.reshape(*leaf.shape[:-1], -1) for piece in apart]
+
+    leaves, structure = jax.tree.flatten(whole)
+    parts = zip(*map(pieces, leaves), strict=True)
+    return tuple(jax.tree.unflatten(structure, part) for part in parts)
 
 
 def joined_linear(
     x: Float[Array, "... I"], weight: nnx.Param, bias: nnx.Param | None = None
-) -> list[Float[Array, "... groups width"]]:
-    """What every map makes of x, by groups; of which this device may have a part."""
+) -> Float[Array, "... groups outputs"]:
+    """What the maps make of x, in groups as they lie; of these this device may have a part."""
     joint, value = joint_of(weight), weight.get_value()
     assert joint is not None, "the parameter is one map alone"
-    added = None if bias is None else bias[...]
-    if not isinstance(value, SeparateWeights):
+    if isinstance(value, SeparateWeights):
+        product = _side_by_side(joint, *(linear(x, part) for part in value.parts))
+    else:
         product = linear(x, value)
-        return _pieces(joint, product if added is None else product + added)
-    products = [linear(x, part) for part in value.parts]
-    if added is not None:
-        biases = take_apart(joint, added)
-        products = [one + own for one, own in zip(products, biases, strict=True)]
-    return [
-        one.reshape(*one.shape[:-1], -1, width)
-        for one, width in zip(products, joint.widths, strict=True)
-    ]
+    product = product if bias is None else product + bias[...]
+    return product.reshape(*product.shape[:-1], -1, sum(joint.widths))
