@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from pallas_kernels.aot import Compilation
 from pallas_kernels.launches import Launch, step_launches
+from pallas_kernels.tree_attention.reference import BLOCK
 from redrafter_jax.sampling import FILTERS, NOISE
 
 # What rows ask for, by the scopes whose branches they take.
@@ -35,7 +36,7 @@ def compile_both(
 
 
 def count_step(
-    both: Both, least_bytes: int, bandwidth: float, launch_microseconds: float
+    both: Both, least_bytes: int, bandwidth: float, launch_microseconds: float, slots: int
 ) -> dict[str, dict[str, Any]]:
     """For rows of each kind launches, bytes, and the time that these would take.
 
@@ -44,11 +45,12 @@ def count_step(
       least_bytes: that a step must move.
       bandwidth: of the GPU's memory, bytes per second.
       launch_microseconds: between two launches that depend on each other.
+      slots: S, all of which attention reads; XLA's own in blocks, in a loop.
     """
-    counts = {}
+    counts, blocks = {}, -(-slots // BLOCK)
     for rows, taken in ROWS.items():
-        launches, moved = total(step_launches(both.whole.hlo, taken))
-        others, moved_by_others = total(step_launches(both.other.hlo, taken))
+        launches, moved = total(step_launches(both.whole.hlo, taken, blocks))
+        others, moved_by_others = total(step_launches(both.other.hlo, taken, blocks))
         more = both.layers - both.other_layers
         layer = (launches - others) / more
         waited = launches * launch_microseconds / 1000
@@ -70,6 +72,6 @@ def total(launches: Sequence[Launch]) -> tuple[int, int]:
     return sum(one.times for one in launches), moved
 
 
-def list_launches(compiled: Compilation) -> list[dict[str, Any]]:
+def list_launches(compiled: Compilation, slots: int) -> list[dict[str, Any]]:
     """The launches of a greedy step, in the order of the program, as a report has them."""
-    return [one._asdict() for one in step_launches(compiled.hlo)]
+    return [one._asdict() for one in step_launches(compiled.hlo, (), -(-slots // BLOCK))]

@@ -134,10 +134,12 @@ def plan(settings: PlanSettings) -> None:
         "break_even": (bounds["draft"] + bounds["verification"]) / bounds["baseline"],
         "least_bytes": least,
         "steps": {
-            name: count_step(one, least[name], gpu.bandwidth, settings.launch_microseconds)
+            name: count_step(
+                one, least[name], gpu.bandwidth, settings.launch_microseconds, settings.slots
+            )
             for name, one in both.items()
         },
-        "launches": {name: list_launches(one.whole) for name, one in both.items()},
+        "launches": {name: list_launches(one.whole, settings.slots) for name, one in both.items()},
         "gpu": asdict(gpu),
     }
     path = settings.report_dir / "plan.json"

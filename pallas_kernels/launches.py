@@ -55,13 +55,16 @@ _TAKEN = {"slice", "dynamic-slice", "gather"}
 _UPDATED = {"dynamic-update-slice": 1, "scatter": 2}
 
 
-def step_launches(hlo: str, taken: Collection[str] = ()) -> list[Launch]:
+def step_launches(
+    hlo: str, taken: Collection[str] = (), unknown_turns: int | None = None
+) -> list[Launch]:
     """The launches of one turn of the program's loop of unknown length; loops within are counted.
 
     Args:
       hlo: of `Compilation`; the loop is that of its entry.
       taken: names of scopes (`jax.named_scope`): a `jax.lax.cond` takes its true branch if one of
         these is around it, else its false one.
+      unknown_turns: of a loop within, of whose length the program says nothing; None refuses it.
 
     Raises:
       ValueError: there is no such loop, or within it another of unknown length.
@@ -73,24 +76,36 @@ def step_launches(hlo: str, taken: Collection[str] = ()) -> list[Launch]:
         raise ValueError(f"the program has {len(loops)} loops of unknown length, not one.")
     found: list[Launch] = []
     for part in ("condition", "body"):
-        found += _launches(computations, _called(loops[0], part), 1, taken)
+        step = _called(loops[0], part)
+        found += _launches(computations, step, 1, taken, unknown_turns)
     return found
 
 
 def _launches(
-    computations: Mapping[str, Computation], name: str, times: int, taken: Collection[str]
+    computations: Mapping[str, Computation],
+    name: str,
+    times: int,
+    taken: Collection[str],
+    unknown_turns: int | None,
 ) -> Iterator[Launch]:
     computation = computations[name]
+
+    def within(called: str, turns: int = 1) -> Iterator[Launch]:
+        return _launches(computations, called, times * turns, taken, unknown_turns)
+
     for one in computation.values():
         if one.opcode == "while":
-            trips = _trips(one)
-            if trips is None:
+            known = _trips(one)
+            turns = unknown_turns if known is None else known
+            if turns is None:
                 raise ValueError(f"the loop {one.name} within the step is of unknown length.")
-            yield from _launches(computations, _called(one, "body"), times * trips, taken)
+            yield from within(_called(one, "body"), turns)
+            if known is None:
+                yield from within(_called(one, "condition"), turns)
         elif one.opcode == "conditional":
-            yield from _launches(computations, _branch(one, taken), times, taken)
+            yield from within(_branch(one, taken))
         elif one.opcode == "call":
-            yield from _launches(computations, _called(one, "to_apply"), times, taken)
+            yield from within(_called(one, "to_apply"))
         elif one.opcode.removesuffix("-start") in _LAUNCHED | _COLLECTIVES:
             reads, writes = _moved(computations, computation, one)
             yield Launch(one.name, _operation(one), times, reads, writes)

@@ -67,8 +67,9 @@ def mosaic_gpu(
     words = _pad_to(words, 2, plan.groups * plan.tiles * TILE)
 
     kernel = _make_kernel(plan, (B, K, G, nodes, H), S, q.dtype, scale, interpret)
-    partial = kernel(lengths.astype(jnp.int32), heads, k_cache, v_cache, words)
-    return merge(*partial, N, G, q.dtype, interpret=interpret)
+    lengths = lengths.astype(jnp.int32)
+    output, maximum, total = kernel(lengths, heads, k_cache, v_cache, words)
+    return merge(output, maximum, total, N, G, q.dtype, interpret=interpret)
 
 
 def mask_words(mask: Bool[Array, "B N N"]) -> Int[Array, "B N words"]:

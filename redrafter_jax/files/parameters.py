@@ -4,8 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, starmap
 from math import prod
 from pathlib import Path
@@ -34,7 +33,7 @@ from redrafter_jax.files.quantized import (
     weight_with_scales,
 )
 from redrafter_jax.files.stored import StoredWeight, dtype_of, is_zero, read_weight
-from redrafter_jax.models.joined import Joint, join, joint_of, take_apart
+from redrafter_jax.models.joined import Joint, join, joint_of, parts_of
 from redrafter_jax.models.linear import QuantizedWeight, transposed
 from redrafter_jax.parallel.mesh import check_groups, parameter_spec
 from redrafter_jax.parallel.model import Model, Source
@@ -214,35 +213,17 @@ def stored_parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]
     return graphdef, parameters
 
 
-def parts_of(
-    path: tuple[Any, ...], variable: nnx.Variable[Any]
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """A parameter's path and value, or those of the parameters that it is joined of."""
-    joint, value = joint_of(variable), variable.get_value()
-    if joint is None:
-        yield path, value
-        return
-    apart = partial(take_apart, joint)
-    is_shape = isinstance(value, jax.ShapeDtypeStruct)
-    values = jax.eval_shape(apart, value) if is_shape else apart(value)
-    for name, part in zip(joint.names, values, strict=True):
-        yield (*path[:-1], name), part
-
-
 def _join(parameter: Parameter, joint: Joint, parts: Sequence[Any], mesh: Mesh | None) -> Any:
     """The parts as one; on a mesh each device joins its own."""
 
-    def joined(parts: Sequence[Any]) -> Any:
-        whole = join(joint, parts)
+    def split(leaf: Any) -> Any:
         if mesh is None:
-            return whole
-        name = dotted(parameter.whole)
+            return leaf
+        spec = parameter_spec(dotted(parameter.whole), leaf.shape, mesh)
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
 
-        def split(leaf: Any) -> Any:
-            sharding = NamedSharding(mesh, parameter_spec(name, leaf.shape, mesh))
-            return jax.lax.with_sharding_constraint(leaf, sharding)
-
-        return jax.tree.map(split, whole)
+    def joined(parts: Sequence[Any]) -> Any:
+        return jax.tree.map(split, join(joint, parts))
 
     return jax.block_until_ready(jax.jit(joined)(parts))
 

@@ -4,7 +4,7 @@ product where there were several.
 The parameter says in its metadata what it is joined of (`joined_param`); files have the parts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -92,6 +92,21 @@ def take_apart(joint: Joint, whole: Weight | SeparateWeights) -> tuple[Weight, .
     leaves, structure = jax.tree.flatten(whole)
     parts = zip(*map(pieces, leaves), strict=True)
     return tuple(jax.tree.unflatten(structure, part) for part in parts)
+
+
+def parts_of(
+    path: tuple[Any, ...], variable: nnx.Variable[Any]
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """A parameter's path and value, or those of the parameters that it is joined of."""
+    joint, value = joint_of(variable), variable.get_value()
+    if joint is None:
+        yield path, value
+        return
+    apart = partial(take_apart, joint)
+    is_shape = isinstance(value, jax.ShapeDtypeStruct)
+    values = jax.eval_shape(apart, value) if is_shape else apart(value)
+    for name, part in zip(joint.names, values, strict=True):
+        yield (*path[:-1], name), part
 
 
 def joined_linear(

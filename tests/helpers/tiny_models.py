@@ -14,9 +14,9 @@ from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent import RecurrentConfig
-from redrafter_jax.files.parameters import dotted, parts_of, stored_parameters
+from redrafter_jax.files.parameters import dotted, stored_parameters
 from redrafter_jax.files.target_files import LAYOUT
-from redrafter_jax.models.joined import join, joint_of
+from redrafter_jax.models.joined import join, joint_of, parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
