@@ -18,7 +18,7 @@ from pallas_kernels.aot import AotUnavailableError, Compilation, compile_on, gpu
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import as_drafter, check_pair
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.kinds import find_weighted
@@ -38,6 +38,7 @@ from .abstract import (
     item_bits,
     on_mesh,
 )
+from .launches import Both, compile_both, count_step, list_launches
 from .report import make_table, show, write_report
 from .shapes import PlanSettings
 
@@ -57,6 +58,18 @@ DEFINITIONS = {
     "weights, or the target's head where it has none, and W rows of the embedding; the projection "
     "of its context is read once; what stays in the GPU's own cache between rounds is counted "
     "again. Of heads that draft by rank R are read, each once",
+    "launches": "kernels and copies that a decode step starts, read from the compiled program; "
+    "what a loop within it starts is counted as often as it turns, and a small sort's own copy of "
+    "what it sorts is not",
+    "launches_in_a_layer": "by how many programs of more layers and of fewer differ, per layer",
+    "rows": "greedy; sampled, without filters; filtered, by top-k, top-p and min-p",
+    "moved_bytes": "operands and results of every launch, each once; of an operand of which slices "
+    "or rows are taken, these, and of an array that is updated in place the update",
+    "least_bytes": "what bounds a step of the baseline, or of the tree with its draft, and the "
+    "target's logits, written once and read once",
+    "milliseconds": "moved bytes / peak bandwidth + launches x launch_microseconds: what the "
+    "program would take if every launch waited for the one before and reached the card's rate; no "
+    "measurement",
     "break_even": "(draft + verification) / baseline: the acceptance length below which these "
     "bounds promise no gain",
 }
@@ -79,7 +92,7 @@ def plan(settings: PlanSettings) -> None:
     drafter = abstract_drafter(drafter_config, dtype, settings.quantize_drafter)
     state = abstract_state(target, as_drafter(drafter), settings.batch_size, settings.slots)
 
-    temporaries, reason = None, None
+    temporaries, reason, both = None, None, {}
     try:
         mesh = gpu_mesh(settings.gpu, (settings.mesh.data, settings.mesh.model), (DATA, MODEL))
         if mesh.size > 1:
@@ -87,7 +100,8 @@ def plan(settings: PlanSettings) -> None:
             check_rows(settings.batch_size, mesh)
             target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
             state = on_mesh(state, mesh)
-        memory = compile_decode(mesh, target, as_drafter(drafter), state, tree).memory
+        both = _compile(settings, mesh, drafter)
+        memory = both["tree"].whole.memory
         noted = memory.output_size_in_bytes - memory.alias_size_in_bytes
         temporaries = memory.temp_size_in_bytes + noted
     except AotUnavailableError as error:
@@ -104,6 +118,11 @@ def plan(settings: PlanSettings) -> None:
     needed = sum(filter(None, needs.values()))
     reads = bytes_read(target, drafter, state, tree)
     bounds = {name: 1000 * read / gpu.bandwidth for name, read in reads.items()}
+    logits = logits_bytes(target, settings.batch_size)
+    least = {
+        "baseline": reads["baseline"] + logits,
+        "tree": reads["draft"] + reads["verification"] + tree.budget * logits,
+    }
     report: dict[str, Any] = {
         "needs_bytes": needs,
         "needed_bytes": needed,
@@ -113,11 +132,43 @@ def plan(settings: PlanSettings) -> None:
         "reads_bytes": reads,
         "bound_milliseconds": bounds,
         "break_even": (bounds["draft"] + bounds["verification"]) / bounds["baseline"],
+        "least_bytes": least,
+        "steps": {
+            name: count_step(
+                one, least[name], gpu.bandwidth, settings.launch_microseconds, settings.slots
+            )
+            for name, one in both.items()
+        },
+        "launches": {name: list_launches(one.whole, settings.slots) for name, one in both.items()},
         "gpu": asdict(gpu),
     }
     path = settings.report_dir / "plan.json"
     write_report(path, report, settings, DEFINITIONS)
     show(path, *_tables(report))
+
+
+def _compile(settings: PlanSettings, mesh: Mesh, drafter: LoadedHead | Drafter) -> dict[str, Both]:
+    """The baseline's decode loop and that of the tree, of all layers and of a few."""
+    config, tree = settings.target.build(), settings.tree
+
+    def compile_layers(layers: int, drafter: Drafter, tree: TreeConfig | None) -> Compilation:
+        target = abstract_target(config.with_layers(layers), settings.dtype, settings.quantize)
+        state = abstract_state(target, drafter, settings.batch_size, settings.slots)
+        if mesh.size > 1:
+            target, state = on_mesh(target, mesh), on_mesh(state, mesh)
+        return compile_decode(mesh, target, drafter, state, tree)
+
+    bound = as_drafter(drafter)
+    return {
+        "baseline": compile_both(
+            config.num_hidden_layers, partial(compile_layers, drafter=RootOnly(), tree=None)
+        ),
+        "tree": compile_both(
+            config.num_hidden_layers,
+            partial(compile_layers, drafter=bound, tree=tree),
+            bound.layers(config),
+        ),
+    }
 
 
 def bytes_read(
@@ -151,6 +202,13 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
     if target.config.tie_word_embeddings:
         return bytes_of(target)
     return bytes_of(target) - bytes_of(target.params["embed_tokens"]) + nodes * row_bytes
+
+
+def logits_bytes(target: Target, rows: int) -> int:
+    """Bytes of the scores of one node of every row on one device, written and read once."""
+    V, mesh = target.config.vocab_size, target.mesh
+    parts = 1 if mesh is None or V % mesh.shape[MODEL] else mesh.shape[MODEL]
+    return 2 * 4 * (rows // data_shards(mesh)) * (V // parts)
 
 
 def draft_bytes(
@@ -231,5 +289,25 @@ def _tables(report: dict[str, Any]) -> Iterator[RenderableType]:
             for name, size in report["reads_bytes"].items()
         ],
     )
+    if report["steps"]:
+        yield make_table(
+            "A step as compiled: launches, and what they move",
+            ["", "rows", "a layer", "outside", "a step", "GB", "/ least", "ms"],
+            [
+                [
+                    name,
+                    rows,
+                    f"{count['launches_in_a_layer']:.1f}",
+                    f"{count['launches_outside']:.0f}",
+                    str(count["launches"]),
+                    gigabytes(count["moved_bytes"]),
+                    f"{count['moved_over_least']:.3f}",
+                    f"{count['milliseconds']:.2f}",
+                ]
+                for name, counts in report["steps"].items()
+                for rows, count in counts.items()
+            ],
+            text_columns=2,
+        )
     yield "bounds from bytes and peak bandwidth, not measurements"
     yield f"break-even acceptance length by these bounds: {report['break_even']:.2f}"

@@ -92,6 +92,8 @@ class PlanSettings(PairShape):
       gpu: the GPU, one of those in `pallas_kernels.gpus`.
       slots: cache slots per row.
       mesh: GPUs that share the work.
+      launch_microseconds: between two launches that depend on each other; of an H100 in a CUDA
+        graph by Hazy Research's "Look Ma, No Bubbles!" (May 2025).
     """
 
     tree: TreeConfig = TreeConfig()
@@ -101,6 +103,7 @@ class PlanSettings(PairShape):
     gpu: Literal["h100", "h200", "b200"] = "h200"
     mesh: MeshSettings = MeshSettings()
     slots: int = Field(default=4096, ge=32)
+    launch_microseconds: float = Field(default=1.3, ge=0, allow_inf_nan=False)
 
 
 class StepsSettings(PairShape):

@@ -12,6 +12,8 @@ from jaxtyping import Array
 
 from pallas_kernels.gpus import GPUS
 
+_TILE_ROWS = 8
+
 Implementation = Literal["reference", "mosaic_gpu", "mosaic_gpu_interpret"]
 
 
@@ -64,6 +66,15 @@ def current_device() -> Any:
     """One of those that the computation is for: of the mesh in use, else the first there is."""
     mesh = jax.sharding.get_abstract_mesh()
     return (None if mesh.empty else mesh.abstract_device) or jax.devices()[0]
+
+
+def fewest_rows() -> int:
+    """Rows that a matrix product has at the least, on the device that computes, in its own time.
+
+    A GPU multiplies a tile of them at once. Of fewer XLA may make a matrix-vector product, which it
+    writes out elementwise, as large as the matrix.
+    """
+    return _TILE_ROWS if current_device().platform == "gpu" else 1
 
 
 def why_not_hopper(device: Any) -> str | None:

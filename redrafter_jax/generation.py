@@ -1,11 +1,13 @@
 """Lists of prompts in, tokens out: speculative decoding and its baseline."""
 
 from collections.abc import Sequence
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.config import SamplingConfig, TreeConfig
@@ -23,6 +25,7 @@ from redrafter_jax.engine.requests import (
 )
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
+from redrafter_jax.models.joined import parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
 
@@ -198,14 +201,18 @@ def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) ->
 def not_numbers(target: Target) -> InputError:
     """For a target whose scores are NaN or infinite: where it came from, and which weight it is."""
     problem = f"{target.source or 'The model'}: the target's scores are NaN or infinite"
-    for path, leaf in jax.tree_util.tree_leaves_with_path(target.params):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
-            keys = (str(getattr(key, "key", getattr(key, "idx", ""))) for key in path)
+    for path, weight in chain.from_iterable(starmap(parts_of, nnx.to_flat_state(target.params))):
+        numbers = [leaf for leaf in jax.tree.leaves(weight) if _is_floating(leaf)]
+        if not all(bool(jnp.isfinite(leaf).all()) for leaf in numbers):
             return InputError(
-                f"{problem}, because its weight {'.'.join(filter(None, keys))} holds such numbers; "
+                f"{problem}, because its weight {'.'.join(map(str, path))} holds such numbers; "
                 "download or convert it again."
             )
     return InputError(
         f"{problem}, though its weights are finite: they overflow on the way; load it in float32, "
         "or download it again."
     )
+
+
+def _is_floating(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -10,6 +10,9 @@ from jaxtyping import Array, Float, Int, UInt
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Sampling
 
+# Names, in compiled programs and profiles, of what rows that ask for none leave out.
+NOISE, FILTERS = "noise", "filters"
+
 
 def draw_noise(
     sampling: Sampling, positions: Int[Array, " B"], count: int, vocab_size: int
@@ -28,7 +31,8 @@ def draw_noise(
     def skip() -> Float[Array, "B P V"]:
         return jnp.zeros((*positions.shape, count, vocab_size), jnp.float32)
 
-    return jax.lax.cond((sampling.temperature > 0).any(), draw, skip)
+    with jax.named_scope(NOISE):
+        return jax.lax.cond((sampling.temperature > 0).any(), draw, skip)
 
 
 def _gumbel(
@@ -101,15 +105,16 @@ def filter_logits(
     none = jnp.full((*logits.shape[:-1], 1), -jnp.inf)
     bounds = [bound[:, None, None] for bound in (top_k, top_p, min_p)]
     # The branches give a number per row, not filtered logits: what a `cond` gives is written out.
-    lowest = jax.lax.cond(
-        filtered.any(),
-        lambda: jnp.where(
-            filtered[:, None, None],
-            _lowest_kept(all_gather(logits, size), unit, *bounds),
-            none,
-        ),
-        lambda: none,
-    )
+    with jax.named_scope(FILTERS):
+        lowest = jax.lax.cond(
+            filtered.any(),
+            lambda: jnp.where(
+                filtered[:, None, None],
+                _lowest_kept(all_gather(logits, size), unit, *bounds),
+                none,
+            ),
+            lambda: none,
+        )
     return jnp.where(logits < lowest, -jnp.inf, logits / unit)
 
 

@@ -139,14 +139,14 @@ class Verified(NamedTuple):
       logits: scores of the token after each node, float32; on a mesh maybe a part of V.
       hidden: last hidden state (after the final norm) at each node; before it those of the
         context layers that were asked for, as they leave these layers.
-      keys: per layer, the nodes' own keys.
-      values: per layer, the nodes' own values.
+      keys: per layer, the nodes' own keys; of more nodes, on devices that take several at once.
+      values: per layer, the nodes' own values; likewise.
     """
 
     logits: Float[Array, "B N V"]
     hidden: Float[Array, "B N Z"]
-    keys: tuple[Float[Array, "B N K H"], ...]
-    values: tuple[Float[Array, "B N K H"], ...]
+    keys: tuple[Float[Array, "B rows K H"], ...]
+    values: tuple[Float[Array, "B rows K H"], ...]
 
 
 class Accepted(NamedTuple):

@@ -94,7 +94,7 @@ def test_scales_are_split_with_their_weights(tmp_path: Path, form: Any) -> None:
     groups = 2 if form == "int4" else 1
     for name, codes, scale in (
         ("o_proj", (128, 256), (1, 256)),
-        ("q_proj", (256, 128), (groups, 128)),
+        ("qkv_proj", (256, 256), (groups, 256)),
     ):
         weight = layer["self_attn"][name].get_value()
         assert {shard.data.shape for shard in weight.codes.addressable_shards} == {codes}

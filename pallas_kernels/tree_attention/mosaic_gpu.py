@@ -3,16 +3,18 @@
 Decoding is bound by reading the cache, so the cache is cut into splits until every core of the
 card has one, and one program reads the keys and values of its split once for up to three tiles of
 64 query rows; more tiles are more programs, started together so that they share the reads of the
-second-level cache. A row is one node that attends and one of the G query heads of a key head.
+second-level cache. A row is one of the G query heads of a key head at one node that attends, head
+by head; rows come in eights, and so do nodes.
 
 Each program runs one warpgroup that copies blocks of keys and values into a ring of shared memory,
 and two or three that compute: one for each tile, or for a single tile two that take every other
 block. The programs of the last split also take the tree's own keys, the only ones that need the
 mask; it comes as bits, 32 nodes to a word. Every program writes its unnormalised output with the
-running maximum and sum of the softmax in float32, and jnp merges the splits.
+running maximum and sum of the softmax in float32, and `merge` makes one softmax of the splits'.
 """
 
 import math
+from itertools import product
 from typing import Any
 
 import jax
@@ -22,7 +24,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.tree_attention.plan import BLOCK, CORES, TILE, Plan, make_plan
+from pallas_kernels.tree_attention.merge import merge
+from pallas_kernels.tree_attention.plan import BLOCK, CORES, EIGHT, TILE, Plan, make_plan
 
 WORD = 32  # nodes in one word of the mask
 # Finite, so that a row that has seen nothing yet has no infinity minus infinity.
@@ -53,18 +56,21 @@ def mosaic_gpu(
     N, G = k_tree.shape[1], Q // K
     plan = make_plan(B, T, N, Q, K, S, H, cores)
 
+    # Of every key head its queries, its key and its value side by side: where they are parts of
+    # one such array, as a projection makes them, XLA passes it on as it is. Where fewer nodes
+    # attend, queries come first and zeros after them, which are not read.
+    q = _pad_to(q.reshape(B, T, K, G, H), 1, N)
+    heads = jnp.concatenate([q, k_tree[:, :, :, None], v_tree[:, :, :, None]], axis=3)
     # Copies come in eights and fill with zeros what lies past the end of an array.
-    rows = q.reshape(B, T, K, G, H).transpose(0, 2, 1, 3, 4).reshape(B, K, T * G, H)
-    rows = _pad_to(rows, 2, pl.cdiv(T * G, 8) * 8)
-    k_tree, v_tree = (_pad_to(tree, 1, pl.cdiv(N, 8) * 8) for tree in (k_tree, v_tree))
-    words = jnp.repeat(mask_words(mask), G, axis=1).transpose(0, 2, 1)
+    padded, attending = (pl.cdiv(count, EIGHT) * EIGHT for count in (N, T))
+    heads = _pad_to(heads.reshape(B, N, K * (G + 2), H), 1, padded)
+    words = jnp.tile(_pad_to(mask_words(mask), 1, attending), (1, G, 1)).transpose(0, 2, 1)
     words = _pad_to(words, 2, plan.groups * plan.tiles * TILE)
 
-    kernel = _make_kernel(plan, rows.shape, S, q.dtype, scale, interpret)
-    partial = kernel(lengths.astype(jnp.int32), rows, k_cache, v_cache, k_tree, v_tree, words)
-    merged = merge(*(array[:, :, :, : T * G] for array in partial))
-    merged = merged.reshape(B, K, T, G, H).transpose(0, 2, 1, 3, 4)
-    return merged.reshape(B, T, Q, H).astype(q.dtype)
+    kernel = _make_kernel(plan, (B, K, G, attending, H), S, q.dtype, scale, interpret)
+    lengths = lengths.astype(jnp.int32)
+    output, maximum, total = kernel(lengths, heads, k_cache, v_cache, words)
+    return merge(output, maximum, total, T, G, q.dtype, interpret=interpret)
 
 
 def mask_words(mask: Bool[Array, "B T N"]) -> Int[Array, "B T words"]:
@@ -82,35 +88,24 @@ def _pad_to(array: Array, axis: int, size: int) -> Array:
     return jnp.pad(array, widths)
 
 
-def merge(
-    output: Float[Array, "splits B K M H"],
-    maximum: Float[Array, "splits B K M"],
-    total: Float[Array, "splits B K M"],
-) -> Float[Array, "B K M H"]:
-    """One softmax out of the splits'; maxima are exponents of two."""
-    weights = jnp.exp2(maximum - maximum.max(axis=0))
-    return (output * weights[..., None]).sum(0) / (total * weights).sum(0)[..., None]
-
-
 def _make_kernel(
     plan: Plan,
-    rows_shape: tuple[int, ...],
+    shape: tuple[int, int, int, int, int],
     S: int,
     dtype: Any,
     scale: float,
     interpret: bool,
 ) -> Any:
-    """From lengths, rows, cache, tree and words to output, maximum and total of every split."""
-    B, K, rows, H = rows_shape
+    """From lengths, heads, cache and words to output, maximum and total of every split."""
+    B, K, G, nodes, H = shape
+    rows, eights = G * nodes, nodes // EIGHT
     tiled_rows = plan.groups * plan.tiles * TILE
 
     def body(
         lengths_ref: Any,  # [B]
-        rows_ref: Any,  # [B K rows H]
+        heads_ref: Any,  # [B nodes K*(G+2) H]
         k_ref: Any,  # [B K S H]
         v_ref: Any,
-        k_tree_ref: Any,  # [B nodes K H]
-        v_tree_ref: Any,
         words_ref: Any,  # [B words tiled_rows]
         output_ref: Any,  # [splits B K rows H]
         maximum_ref: Any,  # [splits B K tiled_rows]
@@ -144,10 +139,13 @@ def _make_kernel(
         @pl.when(warpgroup == plan.warpgroups)
         def _copy() -> None:
             plgpu.set_max_registers(plan.copier_registers, action="decrease")
-            for tile in range(plan.tiles):
+            for tile, part in product(range(plan.tiles), range(TILE // EIGHT)):
+                eight = (group * plan.tiles + tile) * (TILE // EIGHT) + part
+                # Rows past the last query head are nobody's.
+                own = head * (G + 2) + lax.min(lax.div(eight, eights), G - 1)
                 plgpu.copy_gmem_to_smem(
-                    rows_ref.at[batch, head, pl.ds((group * plan.tiles + tile) * TILE, TILE)],
-                    scratch["queries"].at[tile],
+                    heads_ref.at[batch, pl.ds(lax.rem(eight, eights) * EIGHT, EIGHT), own],
+                    scratch["queries"].at[tile, pl.ds(part * EIGHT, EIGHT)],
                     barriers["queries"].at[tile],
                 )
 
@@ -182,12 +180,12 @@ def _make_kernel(
             @pl.loop(0, tree_steps)
             def _tree(tree_step: Any) -> None:
                 slot = free_slot(past_steps + tree_step)
-                block = batch, pl.ds(tree_step * BLOCK, BLOCK), head
-                for source, ring, loaded in (
-                    (k_tree_ref, keys, barriers["keys"]),
-                    (v_tree_ref, values, barriers["values"]),
+                for place, ring, loaded in (
+                    (G, keys, barriers["keys"]),
+                    (G + 1, values, barriers["values"]),
                 ):
-                    plgpu.copy_gmem_to_smem(source.at[block], ring.at[slot], loaded.at[slot])
+                    own = batch, pl.ds(tree_step * BLOCK, BLOCK), head * (G + 2) + place
+                    plgpu.copy_gmem_to_smem(heads_ref.at[own], ring.at[slot], loaded.at[slot])
 
         @pl.when(warpgroup < plan.warpgroups)
         def _compute() -> None:
@@ -300,7 +298,7 @@ def _make_kernel(
         if interpret:
             scratch["weights"] = plgpu.SMEM((plan.warpgroups, TILE, BLOCK), dtype)
         barriers = {
-            "queries": plgpu.Barrier(num_barriers=plan.tiles),
+            "queries": plgpu.Barrier(num_arrivals=TILE // EIGHT, num_barriers=plan.tiles),
             "keys": plgpu.Barrier(num_barriers=plan.stages),
             "values": plgpu.Barrier(num_barriers=plan.stages),
             "edge": plgpu.Barrier(),

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 TILE = 64  # rows of queries in one tile, as wgmma has them
 BLOCK = 64  # keys, or nodes, of one step
+EIGHT = 8  # rows, or nodes, of the smallest copy
 MAX_TILES = 3  # tiles that one program holds in registers
 MAX_STAGES = 8
 SHARED_MEMORY = 220 * 1024  # of the 227 KiB of a program; the rest is for barriers and scratch
@@ -60,7 +61,7 @@ def make_plan(B: int, T: int, N: int, Q: int, K: int, S: int, H: int, cores: int
 
     T of the N nodes attend.
     """
-    rows = T * Q // K
+    rows = _ceil_div(T, EIGHT) * EIGHT * Q // K
     row_tiles = _ceil_div(rows, TILE)
     groups = _ceil_div(row_tiles, MAX_TILES)
     tiles = _ceil_div(row_tiles, groups)

@@ -1,7 +1,7 @@
 """The shape of a target."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from redrafter_jax.config.limits import Count, Positive, check_fields, require
@@ -201,6 +201,14 @@ class TargetConfig:
         for layer in self.windowed_layers:
             problem = f"holds {layer}, but there are {layers} layers, counted from 0."
             require(0 <= layer < layers, self, "windowed_layers", problem)
+
+    def with_layers(self, count: int) -> "TargetConfig":
+        """The first `count` layers; further ones have no window."""
+        windowed = tuple(layer for layer in self.windowed_layers if layer < count)
+        window = self.sliding_window if windowed else None
+        return replace(
+            self, num_hidden_layers=count, windowed_layers=windowed, sliding_window=window
+        )
 
     def window_of(self, layer: int) -> int | None:
         """Positions that a token sees in this layer, its own included; None for all before it."""

@@ -148,8 +148,10 @@ def finish(
 
     # What the target chose has read every layer's cache: only then may it be written. XLA for CPUs
     # would write the baseline's one token at once and copy the whole cache for its readers.
-    keys, values, chosen = jax.lax.optimization_barrier((verified.keys, verified.values, chosen))
-    target_layers, own_layers = split_layers(state.cache, decoder.config)
+    # The barrier is around where it is written alone: keys and values would be copied for it.
+    lengths, chosen = jax.lax.optimization_barrier((state.cache.lengths, chosen))
+    target_layers, own_layers = split_layers(state.cache._replace(lengths=lengths), decoder.config)
+    keys, values = verified.keys, verified.values
     cache = join_layers(commit(target_layers, keys, values, accepted.path, count), own_layers)
     newest = jnp.maximum(count - 1, 0)[:, None]
     root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]

@@ -13,6 +13,7 @@ from flax import nnx
 from redrafter_jax.config import Quantization, TargetConfig, WeightFormat
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.joined import SeparateWeights
 from redrafter_jax.models.linear import QuantizedWeight
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target
@@ -52,16 +53,10 @@ class SelfDrafter:
                     f"drafter is {self.name!r}; the target has {target.num_hidden_layers} layers, "
                     f"of which from 1 to {most} can draft."
                 )
-            kept = tuple(layer for layer in target.windowed_layers if layer < self.layers)
-            config = replace(
-                target,
-                num_hidden_layers=self.layers,
-                windowed_layers=kept,
-                sliding_window=target.sliding_window if kept else None,
-            )
+            config = target.with_layers(self.layers)
         if self.form is not None:
             # Of shapes alone; all layers have the same.
-            one = replace(config, num_hidden_layers=1, windowed_layers=(), sliding_window=None)
+            one = config.with_layers(1)
             quantization = Quantization.of(self.form)
             jax.eval_shape(lambda: quantize_model(init_target(one, 0), quantization))
         return config
@@ -79,7 +74,7 @@ class SelfDrafter:
         if self.form is None:
             return ModelDrafter(model, shares_cache=True)
         if any(
-            isinstance(leaf.get_value(), QuantizedWeight)
+            isinstance(leaf.get_value(), QuantizedWeight | SeparateWeights)
             for _, leaf in nnx.to_flat_state(model.params)
         ):
             raise InputError(

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, starmap
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +34,7 @@ from redrafter_jax.files.quantized import (
     weight_with_scales,
 )
 from redrafter_jax.files.stored import StoredWeight, dtype_of, is_zero, read_weight
+from redrafter_jax.models.joined import Joint, join, joint_of, parts_of
 from redrafter_jax.models.linear import QuantizedWeight, transposed
 from redrafter_jax.parallel.mesh import check_groups, parameter_spec
 from redrafter_jax.parallel.model import Model, Source
@@ -54,13 +56,23 @@ class Layout(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter of a module, and the name and shape of its weight, which may lie transposed."""
+    """A parameter of a module, or one of those that it is joined of, and its weight in files.
+
+    Attributes:
+      path: of the parameter; of one that is joined with others what it would have by itself.
+      name: of the weight.
+      shape: of the weight.
+      transposed: whether the weight lies transposed in files.
+      whole: path of the parameter in the module.
+      variable: that parameter.
+    """
 
     path: tuple[Any, ...]
-    variable: nnx.Variable[Any]
     name: str
     shape: tuple[int, ...]
     transposed: bool
+    whole: tuple[Any, ...]
+    variable: nnx.Variable[Any]
 
 
 class MatchedModel(NamedTuple):
@@ -111,14 +123,19 @@ class MatchedModel(NamedTuple):
             raise InputError(f"dtype {dtype!r} is not supported; use {supported}.")
         total = sum(weight.bytes for weight in self.weights)
         name, flat = self.folder.name, []
+        parts: list[Any] = []
         # disable=None: no bar where nobody watches.
         with tqdm(
             total=total, desc=name, unit="B", unit_scale=True, leave=False, disable=None
         ) as bar:
             for parameter, weight in zip(self.parameters, self.weights, strict=True):
-                value = _read(parameter, weight, dtype, mesh)
-                flat.append((parameter.path, parameter.variable.replace(value)))
+                parts.append(_read(parameter, weight, dtype, mesh))
                 bar.update(weight.bytes)
+                joint = joint_of(parameter.variable)
+                if joint is None or len(parts) == len(joint.names):
+                    value = parts[0] if joint is None else _join(parameter, joint, parts, mesh)
+                    flat.append((parameter.whole, parameter.variable.replace(value)))
+                    parts = []
         params = nnx.from_flat_state(flat)
         return Model(self.config, self.graphdef, params, mesh, Source(self.folder))
 
@@ -151,7 +168,7 @@ def match_weights(
             f"{described_by} states {stated}, but the files hold {len(stored)} weights; they do "
             "not belong together."
         )
-    graphdef, parameters = _parameters(config, layout)
+    graphdef, parameters = stored_parameters(config, layout)
     weights = []
     for parameter in parameters:
         if parameter.name not in stored:
@@ -185,17 +202,33 @@ def _is_zero_bias(stored: Mapping[str, StoredWeight], name: str) -> bool:
     return layer != name and f"{layer}weight{SCALE}" in stored and is_zero(stored[name])
 
 
-def _parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]]:
-    """The structure of the module, and its parameters, as shapes; no array is allocated."""
+def stored_parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]]:
+    """The structure of the module, and its parameters as files have them; nothing is allocated."""
     skeleton = nnx.eval_shape(lambda: layout.module(config, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(skeleton)
     parameters = []
-    for path, variable in nnx.to_flat_state(abstract):
-        name, leaf = layout.stored_name(config, dotted(path)), variable.get_value()
-        turned = is_matrix(dotted(path), leaf)
-        shape = leaf.shape[::-1] if turned else leaf.shape
-        parameters.append(Parameter(path, variable, name, shape, turned))
+    for whole, variable in nnx.to_flat_state(abstract):
+        for path, leaf in parts_of(whole, variable):
+            name = layout.stored_name(config, dotted(path))
+            turned = is_matrix(dotted(path), leaf)
+            shape = leaf.shape[::-1] if turned else leaf.shape
+            parameters.append(Parameter(path, name, shape, turned, whole, variable))
     return graphdef, parameters
+
+
+def _join(parameter: Parameter, joint: Joint, parts: Sequence[Any], mesh: Mesh | None) -> Any:
+    """The parts as one; on a mesh each device joins its own."""
+
+    def split(leaf: Any) -> Any:
+        if mesh is None:
+            return leaf
+        spec = parameter_spec(dotted(parameter.whole), leaf.shape, mesh)
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+
+    def joined(parts: Sequence[Any]) -> Any:
+        return jax.tree.map(split, join(joint, parts))
+
+    return jax.block_until_ready(jax.jit(joined)(parts))
 
 
 def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Mesh | None) -> Any:
@@ -233,8 +266,9 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Any] = {}
     dtype = None
-    for path, variable in nnx.to_flat_state(model.params):
-        own, value = dotted(path), variable.get_value()
+    flat = nnx.to_flat_state(model.params)
+    for path, value in chain.from_iterable(starmap(parts_of, flat)):
+        own = dotted(path)
         name = layout.stored_name(model.config, own)
         if not isinstance(value, QuantizedWeight):
             dtype = value.dtype

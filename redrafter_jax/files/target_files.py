@@ -96,7 +96,7 @@ class TargetFiles(ABC):
                 _check_tied_head(stored, config)
                 ignored.append(_HEAD)
             self._matched[keep_quantized] = match_weights(
-                folder, self.described_by, config, stored, _LAYOUT, ignored
+                folder, self.described_by, config, stored, LAYOUT, ignored
             )
         return self._matched[keep_quantized]
 
@@ -212,7 +212,7 @@ def save_target(target: Target, folder: str | Path) -> None:
     """
     from redrafter_jax.files.families import target_fields  # commands that decode save nothing
 
-    save(Path(folder), target, _LAYOUT, target_fields(target.config))
+    save(Path(folder), target, LAYOUT, target_fields(target.config))
 
 
 def target_name(config: TargetConfig, name: str) -> str:
@@ -224,7 +224,7 @@ def target_name(config: TargetConfig, name: str) -> str:
     return _HEAD if name == "lm_head" else f"model.{name}.weight"
 
 
-_LAYOUT = Layout(Decoder, target_name, {"num_hidden_layers": "num_hidden_layers"})
+LAYOUT = Layout(Decoder, target_name, {"num_hidden_layers": "num_hidden_layers"})
 
 
 def _text_name(name: str) -> str:

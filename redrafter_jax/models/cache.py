@@ -103,7 +103,11 @@ def _write(
     slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"], at: Int[Array, " B"]
 ) -> Float[Array, "B K S H"]:
     write_row = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
-    return jax.vmap(write_row)(slots, fresh.transpose(0, 2, 1, 3), at)
+    rows = fresh.transpose(0, 2, 1, 3)
+    if len(slots) == 1:
+        # XLA for GPUs would check the bounds of a batch's writes in a kernel before.
+        return write_row(slots[0], rows[0], at[0])[None]
+    return jax.vmap(write_row)(slots, rows, at)
 
 
 def commit(
@@ -113,9 +117,14 @@ def commit(
     path: Int[Array, "B P"],
     count: Int[Array, " B"],
 ) -> KVCache:
-    """Append the first `count` nodes of every row's accepted path and forget all other nodes."""
+    """Append the first `count` nodes of every row's accepted path and forget all other nodes.
+
+    A path begins at node 0, and has a node in every place.
+    """
 
     def pick(nodes: Float[Array, "B N K H"]) -> Float[Array, "B P K H"]:
-        return jnp.take_along_axis(nodes, path[:, :, None, None], axis=1)
+        if path.shape[1] == 1:
+            return nodes[:, :1]
+        return jnp.take_along_axis(nodes, path[:, :, None, None], axis=1, mode="promise_in_bounds")
 
     return append(cache, tuple(map(pick, keys)), tuple(map(pick, values)), count)

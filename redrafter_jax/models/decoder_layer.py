@@ -1,5 +1,6 @@
 """A decoder layer: attention and feed-forward, their projections and norms."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -9,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.models.joined import Joint, joined_linear, joined_param
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.rotary import rotate
 from redrafter_jax.parallel.collectives import all_reduce
@@ -27,79 +29,83 @@ WEIGHT_INIT = nnx.initializers.normal(0.02)
 class Attention(nnx.Module):
     """Projections of grouped-query attention, stored [in, out].
 
-    They read as many `inputs` as are given, by default the model's width, which the output has.
+    Those of queries, keys and values lie side by side: for each key head its query heads, itself
+    and its value head. They read as many `inputs` as are given, by default the model's width, which
+    the output has.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs, inputs: int | None = None) -> None:
-        query_width = config.num_attention_heads * config.head_dim
-        key_width = config.num_key_value_heads * config.head_dim
+        K, H = config.num_key_value_heads, config.head_dim
+        query_width = config.num_attention_heads * H
         width = config.hidden_size
         inputs = inputs or width
         self.config = config
-        self.q_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inputs, query_width)))
-        self.k_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inputs, key_width)))
-        self.v_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inputs, key_width)))
-        self.o_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (query_width, width)))
-        self.q_bias = _zeros(query_width) if config.attention_bias else None
-        self.k_bias = _zeros(key_width) if config.attention_bias else None
-        self.v_bias = _zeros(key_width) if config.attention_bias else None
-        self.o_bias = _zeros(width) if config.attention_output_bias else None
-        self.q_norm = norm_weight(config, config.head_dim) if config.qk_norm else None
-        self.k_norm = norm_weight(config, config.head_dim) if config.qk_norm else None
+        widths = query_width // K, H, H
+        weights = Joint(("q_proj", "k_proj", "v_proj"), K, widths)
+        self.qkv_proj = joined_param(weights, (inputs or width,), partial(_draw, rngs))
+        self.o_proj = nnx.Param(_draw(rngs, (query_width, width)))
+        biases = Joint(("q_bias", "k_bias", "v_bias"), K, widths)
+        self.qkv_bias = joined_param(biases, (), jnp.zeros) if config.attention_bias else None
+        self.o_bias = nnx.Param(jnp.zeros(width)) if config.attention_output_bias else None
+        self.q_norm = norm_weight(config, H) if config.qk_norm else None
+        self.k_norm = norm_weight(config, H) if config.qk_norm else None
 
     def __call__(
         self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """The block's output, and the keys (rotated) and values of the tokens in x."""
-        q = rotate(self._by_head(x, self.q_proj, self.q_bias, self.q_norm), *angles)
-        k, v = self.keys_and_values(x, angles)
-        # A barrier, for attention reads them now and `commit` at the end of the step: XLA for GPUs
-        # would keep their products in float32 parts until then, to add them up a second time.
-        k, v = jax.lax.optimization_barrier((k, v))
+        q, k, v = self._heads(x, angles)
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
         projected = all_reduce(linear(attended, self.o_proj.get_value()))
-        return _add(projected, self.o_bias), k, v
+        return projected if self.o_bias is None else projected + self.o_bias[...], k, v
 
     def keys_and_values(
         self, x: Float[Array, "B T I"], angles: Angles
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """The keys (rotated) and values of the tokens in x."""
-        k = rotate(self._by_head(x, self.k_proj, self.k_bias, self.k_norm), *angles)
-        return k, self._by_head(x, self.v_proj, self.v_bias)
+        return self._heads(x, angles)[1:]
 
-    def _by_head(
-        self,
-        x: Float[Array, "B T I"],
-        projection: nnx.Param,
-        bias: nnx.Param | None,
-        norm: nnx.Param | None = None,
-    ) -> Float[Array, "B T heads H"]:
-        projected = _add(linear(x, projection.get_value()), bias)
-        by_head = projected.reshape(*x.shape[:2], -1, self.config.head_dim)
-        return normalised(by_head, norm, self.config)
+    def _heads(
+        self, x: Float[Array, "B T I"], angles: Angles
+    ) -> tuple[Float[Array, "B T Q H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        config = self.config
+        heads = joined_linear(x, self.qkv_proj, self.qkv_bias)
+        heads = heads.reshape(*heads.shape[:-1], -1, config.head_dim)
+        if config.qk_norm:
+            q, k, v = jnp.split(heads, [-2, -1], axis=-2)
+            q, k = normalised(q, self.q_norm, config), normalised(k, self.k_norm, config)
+            heads = jnp.concatenate([q, k, v], axis=-2)
+        # Rotated as one array, whose last heads are values, and held by the barrier: attention
+        # reads its parts now, and `commit` at the end of the step, where XLA for GPUs would
+        # otherwise compute them a second time.
+        is_value = jnp.arange(heads.shape[-2]) == heads.shape[-2] - 1
+        cosine, sine = (angle[..., None, :] for angle in angles)
+        heads = jnp.where(is_value[:, None], heads, rotate(heads, cosine, sine))
+        q, k, v = jnp.split(jax.lax.optimization_barrier(heads), [-2, -1], axis=-2)
+        return q.reshape(*x.shape[:2], -1, config.head_dim), k[..., 0, :], v[..., 0, :]
 
 
-def _add(product: Float[Array, "B T out"], bias: nnx.Param | None) -> Float[Array, "B T out"]:
-    return product if bias is None else product + bias[...]
-
-
-def _zeros(size: int) -> nnx.Param:
-    return nnx.Param(jnp.zeros(size))
+def _draw(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
+    return WEIGHT_INIT(rngs.params(), shape)
 
 
 class FeedForward(nnx.Module):
-    """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202), stored [in, out]."""
+    """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202), stored [in, out].
+
+    Gate and inner projection lie side by side, in as many groups as a mesh may have parts.
+    """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
         width, inner = config.hidden_size, config.intermediate_size
         self.config = config
-        self.gate_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, inner)))
-        self.up_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (width, inner)))
-        self.down_proj = nnx.Param(WEIGHT_INIT(rngs.params(), (inner, width)))
+        groups = math.gcd(config.num_key_value_heads, inner)
+        weights = Joint(("gate_proj", "up_proj"), groups, (inner // groups,) * 2)
+        self.gate_up_proj = joined_param(weights, (width,), partial(_draw, rngs))
+        self.down_proj = nnx.Param(_draw(rngs, (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        gate = _ACTIVATIONS[self.config.hidden_act](linear(x, self.gate_proj.get_value()))
-        gated = gate * linear(x, self.up_proj.get_value())
+        gate, up = jnp.split(joined_linear(x, self.gate_up_proj), 2, axis=-1)
+        gated = (_ACTIVATIONS[self.config.hidden_act](gate) * up).reshape(*x.shape[:2], -1)
         return all_reduce(linear(gated, self.down_proj.get_value()))
 
 

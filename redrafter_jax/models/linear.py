@@ -1,5 +1,6 @@
 """Linear maps whose weights are plain arrays, or codes of 8 or 4 bits with scales."""
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
+from pallas_kernels.dispatch import fewest_rows
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce, shard_start
 
@@ -52,11 +54,23 @@ def linear(
       dtype: of the result; None is x's.
     """
     if not isinstance(weight, QuantizedWeight):
-        return jnp.matmul(x, weight, preferred_element_type=dtype)
+        return by_rows(lambda rows: jnp.matmul(rows, weight, preferred_element_type=dtype), x)
     from pallas_kernels.grouped_matmul import grouped_matmul  # of quantized weights alone
 
     product = grouped_matmul(x.reshape(-1, x.shape[-1]), *weight)
     return product.reshape(*x.shape[:-1], -1).astype(dtype or x.dtype)
+
+
+def by_rows(
+    product: Callable[[Float[Array, "... I"]], Float[Array, "... O"]], x: Float[Array, "... I"]
+) -> Float[Array, "... O"]:
+    """A product of x, of whose rows there are at least as many as the device takes at once."""
+    rows = x.reshape(-1, x.shape[-1])
+    missing = fewest_rows() - len(rows)
+    if missing <= 0:
+        return product(x)
+    of_all = product(jnp.pad(rows, ((0, missing), (0, 0))))
+    return of_all[: len(rows)].reshape(*x.shape[:-1], -1)
 
 
 def read_rows(

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.models.linear import QuantizedWeight, Weight, linear, transposed
+from redrafter_jax.models.linear import QuantizedWeight, Weight, by_rows, linear, transposed
 from redrafter_jax.parallel.collectives import MODEL
 from redrafter_jax.parallel.model import Model
 
@@ -35,11 +35,7 @@ class Projection(nnx.Module):
             return linear(hidden, weight, jnp.float32)
         if isinstance(weight, QuantizedWeight):
             return linear(hidden, transposed(weight), jnp.float32)
-        # Written as the embedding times a few columns, and held so by the barriers: on the CPU XLA
-        # would otherwise transpose the whole embedding in every step.
-        columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
-        scores = jnp.tensordot(weight, columns, 1, preferred_element_type=jnp.float32)
-        return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
+        return by_rows(partial(_times_embedding, weight), hidden)
 
     def of_tokens(self, tokens: Int[Array, " U"]) -> "Projection":
         """The projection of these tokens alone, whose weights are gathered."""
@@ -49,6 +45,16 @@ class Projection(nnx.Module):
         if self.embedding and isinstance(weight, QuantizedWeight):
             return Projection(transposed(weight), embedding=False)
         return Projection(weight, embedding=self.embedding)
+
+
+def _times_embedding(
+    embedding: Float[Array, "U D"], hidden: Float[Array, "... D"]
+) -> Float[Array, "... U"]:
+    # Written as the embedding times a few columns, and held so by the barriers: on the CPU XLA
+    # would otherwise transpose the whole embedding in every step.
+    columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
+    scores = jnp.tensordot(embedding, columns, 1, preferred_element_type=jnp.float32)
+    return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
 
 
 # Parts of a vocabulary projection, by their tokens.

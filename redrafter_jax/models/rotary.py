@@ -64,10 +64,8 @@ def rotary_angles(
 
 
 def rotate(
-    x: Float[Array, "B T heads H"],
-    cosine: Float[Array, "B T 1 half"],
-    sine: Float[Array, "B T 1 half"],
-) -> Float[Array, "B T heads H"]:
+    x: Float[Array, "... H"], cosine: Float[Array, "... half"], sine: Float[Array, "... half"]
+) -> Float[Array, "... H"]:
     """Rotary embedding with the halves of the head paired, as Hugging Face stores its weights."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)

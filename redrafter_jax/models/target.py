@@ -19,16 +19,15 @@ from redrafter_jax.models.decoder_layer import (
     norm_weight,
     normalised,
 )
-from redrafter_jax.models.linear import (
-    dequantize,
-    read_rows,
-    table_length,
-)
+from redrafter_jax.models.linear import dequantize, fewest_rows, read_rows, table_length
 from redrafter_jax.models.projection import Projection
 from redrafter_jax.models.rotary import positions_in, rotary_angles, rotary_frequencies
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
+
+# Rows of all texts together that a GPU multiplies in the time in which it reads the weights.
+_FEW_ROWS = 64
 
 # Hidden states, and per layer the keys and the values.
 _PerLayer = tuple[Float[Array, "B T K H"], ...]
@@ -92,10 +91,19 @@ class Decoder(nnx.Module):
         keys and values are returned beside the cache, not written to it. Hidden states are those
         of `forward`.
         """
+        B, N = tree.tokens.shape
+        # A device that takes several rows at once gets them, where that is not many in all: of one
+        # XLA for GPUs would make a norm of two kernels, and attention would pad it in every layer.
+        fewest = fewest_rows()
+        missing = max(fewest - N, 0) if B * fewest <= _FEW_ROWS else 0
+        own = jnp.eye(N + missing, dtype=bool)
+        mask = jnp.pad(tree.mask, ((0, 0), (0, missing), (0, missing))) | own
+        tokens, depth = (jnp.pad(one, ((0, 0), (0, missing))) for one in (tree.tokens, tree.depth))
         # A padding node has token -1; whatever it is embedded as, no other node sees it.
-        tokens = jnp.maximum(tree.tokens, 0)
-        hidden, keys, values = self._below(cache, tokens, tree.depth, tree.mask, context_layers)
-        return Verified(self.logits(hidden), hidden, keys, values)
+        tokens = jnp.maximum(tokens, 0)
+        hidden, keys, values = self._below(cache, tokens, depth, mask, context_layers)
+        # Keys and values are picked by their numbers: to cut them would be copies in every layer.
+        return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
 
     def extend(
         self,

@@ -36,8 +36,8 @@ FULLY_SHARDED: Mapping[str, str] = {**RULES, "width": DATA}
 # Split are attention heads, the feed-forward width, the vocabulary and a drafter's features.
 _PARAMETERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(embed_tokens|o_proj|down_proj)$", ("split", "width")),
-    (r"([qkv]_proj|gate_proj|up_proj|lm_head|\.kernel)$", ("width", "split")),
-    (r"([qkv]_bias|\.bias)$", ("split",)),
+    (r"([qkv]+_proj|(gate|up)_proj|lm_head|\.kernel)$", ("width", "split")),
+    (r"([qkv]+_bias|\.bias)$", ("split",)),
 )
 _CACHE = ("rows", "split")
 
@@ -178,10 +178,12 @@ def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.Sta
         return parameter_spec(name, leaf.shape, mesh, rules)
 
     for path, variable in nnx.to_flat_state(params):
-        # A quantized weight, whose codes and scales come first.
-        if isinstance(value := variable.get_value(), tuple):
-            codes, scale, *_ = value
-            check_groups(".".join(map(str, path)), codes.shape, scale.shape, mesh)
+        value = variable.get_value()
+        # Quantized weights, whose codes and scales come first: one, or several that lie apart.
+        for part in getattr(value, "parts", (value,)):
+            if isinstance(part, tuple):
+                codes, scale, *_ = part
+                check_groups(".".join(map(str, path)), codes.shape, scale.shape, mesh)
     return jax.tree.map_with_path(spec, params)
 
 

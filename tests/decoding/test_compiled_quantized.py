@@ -1,6 +1,5 @@
 """What the compiler for an H200 makes of quantized weights; see `make aot`."""
 
-import re
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from needs import needs_compiler
 from places import CONFIGS
+from written_arrays import written_sizes
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.plan import compile_decode
@@ -78,23 +78,9 @@ def test_no_dequantized_weight_is_written(form: Any) -> None:
     grouped = [kernel for kernel in compiled.kernels if "grouped_matmul" in kernel.name]
     assert bool(grouped) == (form == "int4")
     assert all(kernel.spill_stores == kernel.spill_loads == 0 for kernel in grouped)
-    # In each layer attention, and the seven projections of int4.
+    # In each layer attention and its merge, and the four products of int4.
     calls = compiled.hlo.count('custom_call_target="mosaic_gpu_v2"')
-    assert calls == FEW.num_hidden_layers * (8 if form == "int4" else 1)
-
-
-def written_sizes(hlo: str) -> set[int]:
-    """Numbers of every floating-point array that is made outside of fusions, in loops too."""
-    sizes = set()
-    for computation in re.split(r"\n(?=[%E])", hlo):
-        if computation.startswith(("%fused", "%gemm", "%wrapped", "%triton")):
-            continue
-        made = re.findall(
-            r"= (?:bf16|f16|f32)\[([\d,]+)\]\S* (?!parameter|get-tuple-element|bitcast)",
-            computation,
-        )
-        sizes |= {prod(map(int, shape.split(","))) for shape in made}
-    return sizes
+    assert calls == FEW.num_hidden_layers * (6 if form == "int4" else 2)
 
 
 @needs_compiler

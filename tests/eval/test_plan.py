@@ -122,7 +122,13 @@ def test_the_command_prints_needs_and_bounds(
     assert "It fits." in told
     assert "not measurements" in told
     # Computed, or said why not.
-    assert bool(needs["temporaries"]) == (report["temporaries_missing"] is None)
+    compiled = report["temporaries_missing"] is None
+    assert bool(needs["temporaries"]) == compiled
+    assert list(report["steps"]) == list(report["launches"]) == ["baseline", "tree"] * compiled
+    for name, counts in report["steps"].items():
+        launches = sum(one["times"] for one in report["launches"][name])
+        assert counts["greedy"]["launches"] == launches <= counts["sampled"]["launches"]
+    assert ("A step as compiled" in told) == compiled
 
 
 def test_a_target_is_a_model_as_everywhere_else(

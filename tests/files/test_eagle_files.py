@@ -158,7 +158,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("specforge", {"fc_norm": True}, "no weight 'fc_norm.0.weight'; the model is incomplete"),
     ("specforge_fc_norm", {"fc_norm": False}, "'fc_norm.0.weight' and 2 more, for which"),
     ("safeailab_1_qkv_bias", {"bias": False}, "'fc.bias', for which the model .* has no place"),
-    ("specforge", {"attention_bias": True}, "no weight 'midlayer.self_attn.k_proj.bias'"),
+    ("specforge", {"attention_bias": True}, "no weight 'midlayer.self_attn.q_proj.bias'"),
     ("specforge", {"intermediate_size": 32}, r"has shape \(16, 24\).* asks for \(16, 32\)"),
     ("deepspec", {"draft_vocab_size": 30}, "draft_vocab_size is 30, of 60 .* no table 'd2t'"),
     ("safeailab_3", {"draft_vocab_size": 30}, "is 30, but the table 'd2t' has 40 entries"),

@@ -198,7 +198,7 @@ def test_blocks_of_gguf_are_kept(tmp_path: Path, kind: str) -> None:
     for variable, expected in (
         (kept.params["embed_tokens"], plain.params["embed_tokens"]),
         (kept.params["lm_head"], plain.params["lm_head"]),
-        (layer["self_attn"]["q_proj"], own["self_attn"]["q_proj"]),
+        (layer["self_attn"]["qkv_proj"], own["self_attn"]["qkv_proj"]),
         (layer["mlp"]["down_proj"], own["mlp"]["down_proj"]),
     ):
         weight, numbers = variable.get_value(), np.asarray(expected[...])

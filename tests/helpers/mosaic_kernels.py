@@ -58,14 +58,14 @@ def fenced(kernel: Callable[..., Any], inputs: dict[str, Any], marks: dict[str, 
     """What the fences of the lowered kernel publish, in the order of the code.
 
     Args:
-      kernel: from the inputs by name.
+      kernel: from the inputs by name; of several that it is made of, the first is looked at.
       inputs: arrays or shapes.
       marks: from what may be published to a part of the instruction that does so.
     """
     traced = jax.jit(kernel).trace(**inputs)
     program = traced.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
     calls = [one for one in _operations(program) if one.name == "stablehlo.custom_call"]
-    [call] = [one for one in calls if "mosaic_gpu" in str(one.attributes["call_target_name"])]
+    call, *_ = [one for one in calls if "mosaic_gpu" in str(one.attributes["call_target_name"])]
     context = make_ir_context()
     context.allow_unregistered_dialects = True
     mosaic.dialect.register_dialect(context)  # pyright: ignore[reportPrivateImportUsage]

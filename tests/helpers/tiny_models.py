@@ -16,8 +16,9 @@ from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
-from redrafter_jax.files.parameters import dotted, is_matrix
-from redrafter_jax.files.target_files import target_name
+from redrafter_jax.files.parameters import dotted, stored_parameters
+from redrafter_jax.files.target_files import LAYOUT
+from redrafter_jax.models.joined import join, joint_of, parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
@@ -59,20 +60,34 @@ def with_random_weights(model: Model[Any, Any], seed: int) -> Any:
     """The model with every parameter random, biases and norms included."""
     random = np.random.default_rng(seed)
 
-    def draw(path: tuple[Any, ...], variable: Any) -> Any:
-        shape = variable.get_value().shape
-        name = ".".join(map(str, path))
+    def draw(name: str, shape: tuple[int, ...]) -> Any:
         if "norm" in name:
             values = random.uniform(0.5, 1.5, shape)
         elif "embed_tokens" in name:
             values = random.normal(size=shape)
         else:
             values = random.normal(size=shape) / np.sqrt(shape[0])
-        return variable.replace(jnp.asarray(values, jnp.float32))
+        return jnp.asarray(values, jnp.float32)
 
+    # By the names that joined parameters have in files, whose order is the draws'.
     flat = nnx.to_flat_state(model.params)
-    params = nnx.from_flat_state([(path, draw(path, variable)) for path, variable in flat])
+    shapes = {
+        path: value.shape for whole, variable in flat for path, value in parts_of(whole, variable)
+    }
+    drawn = {path: draw(dotted(path), shapes[path]) for path in sorted(shapes, key=_in_order)}
+
+    def value(whole: tuple[Any, ...], variable: Any) -> Any:
+        parts = [drawn[path] for path, _ in parts_of(whole, variable)]
+        joint = joint_of(variable)
+        return variable.replace(parts[0] if joint is None else join(joint, parts))
+
+    params = nnx.from_flat_state([(path, value(path, variable)) for path, variable in flat])
     return dataclasses.replace(model, params=params)
+
+
+def _in_order(path: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    """Layers by number, names by letter, as Flax sorts a state."""
+    return [(0, key) if isinstance(key, int) else (1, key) for key in path]
 
 
 def random_target(config: TargetConfig = PARITY_CONFIG, seed: int = 0) -> Target:
@@ -87,12 +102,8 @@ def random_drafter(config: HeadConfig, seed: int = 0) -> LoadedHead:
 
 def stored_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Every weight of such a target by its name in the files, and its shape there."""
-    flat = nnx.to_flat_state(abstract_target(config, jnp.float32).params)
-    named = {target_name(config, dotted(path)): variable.get_value() for path, variable in flat}
-    return {
-        name: leaf.shape[::-1] if is_matrix(name, leaf) else leaf.shape
-        for name, leaf in named.items()
-    }
+    _, parameters = stored_parameters(config, LAYOUT)
+    return {parameter.name: parameter.shape for parameter in parameters}
 
 
 def logits_error(target: Target, expected: Target) -> float:
@@ -263,8 +274,10 @@ def imitating_eagle(target: Target, version: Literal["1", "3"], memory: float = 
         return Model.split(shape, head)
     nothing = jnp.zeros((D, D))
     head.embedding_norm[...] = jnp.ones(D)
-    for name, factor in {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 1.0}.items():
-        getattr(head.self_attn, name)[...] = jnp.concatenate([factor * same, nothing])
+    maps = [jnp.concatenate([factor * same, nothing]) for factor in (2.0, 2.0, 1.0)]
+    joint = joint_of(head.self_attn.qkv_proj)
+    assert joint is not None
+    head.self_attn.qkv_proj[...] = join(joint, maps)
     head.self_attn.o_proj[...] = same
     head.norm[...] = norm
     head.lm_head.kernel[...] = decoder.lm_head[...]

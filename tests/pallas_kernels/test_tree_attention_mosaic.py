@@ -15,6 +15,7 @@ from needs import needs_compiler, needs_hopper
 from pallas_kernels import dispatch
 from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention.merge import ROW, merge, merge_rows
 from pallas_kernels.tree_attention.mosaic_gpu import mosaic_gpu
 from pallas_kernels.tree_attention.plan import make_plan
 
@@ -76,6 +77,22 @@ def test_the_newest_nodes_of_a_tree_attend_alone(name: str, attending: int) -> N
         assert not races_found()
     error = np.linalg.norm(output.astype(np.float64) - expected, axis=-1)
     assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
+
+
+def test_the_kernel_merges_what_the_specification_does() -> None:
+    """Three splits, of which one has seen nothing; three nodes and padding, two query heads."""
+    N, G, rows = 3, 2, 16
+    random = np.random.default_rng(0)
+    output = random.normal(size=(3, 1, 2, rows, ROW)).astype(np.float32)
+    maximum, total = (random.uniform(1, 9, (3, 1, 2, 64)).astype(np.float32) for _ in range(2))
+    output[1], total[1], maximum[1] = 0, 0, np.finfo(np.float32).min
+    output, maximum, total = (jnp.asarray(part) for part in (output, maximum, total))
+    with watched_interpreter(cores=1):
+        merged = np.asarray(merge(output, maximum, total, N, G, jnp.float32, interpret=True))
+        assert not races_found()
+    expected = merge_rows(output, maximum[..., :rows], total[..., :rows])
+    by_node = expected.reshape(1, 2, G, 8, ROW)[:, :, :, :N].transpose(0, 3, 1, 2, 4)
+    np.testing.assert_allclose(merged, by_node.reshape(1, N, 2 * G, ROW), rtol=1e-5, atol=1e-6)
 
 
 def test_the_interpreter_finds_the_races_of_a_kernel_that_waits_for_nothing(
@@ -140,11 +157,13 @@ def test_the_assembler_gives_the_registers_planned_and_spills_none(
 ) -> None:
     case = Case((slots,), nodes, group, slots, head_dim, 2, dtype)
     inputs = jax.eval_shape(lambda: random_inputs(case))
-    [kernel] = compile_on(
+    kernels = compile_on(
         gpu_mesh("h200"), jax.jit(partial(mosaic_gpu, scale=0.1)), **inputs
     ).kernels
-    assert "tree_attention" in kernel.name
-    assert kernel.spill_stores == kernel.spill_loads == 0
+    assert all(kernel.spill_stores == kernel.spill_loads == 0 for kernel in kernels)
+    [kernel] = [kernel for kernel in kernels if "tree_attention" in kernel.name]
+    # XLA merges the splits of heads that are not as wide as a program of the merging kernel.
+    assert len(kernels) == 1 + (head_dim == ROW)
     plan = make_plan(1, nodes, nodes, 2 * group, 2, slots, head_dim, 132)
     # One warpgroup that copies beside two or three that compute share 65536 registers, and each
     # thread starts with as many.

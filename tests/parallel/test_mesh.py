@@ -160,14 +160,11 @@ def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, Loaded
 HALVES = {
     "embed_tokens": (12, 32),
     "layers.0.mlp.down_proj": (24, 32),
-    "layers.0.mlp.gate_proj": (32, 24),
-    "layers.0.mlp.up_proj": (32, 24),
-    "layers.0.self_attn.k_proj": (32, 16),
+    "layers.0.mlp.gate_up_proj": (32, 48),
     "layers.0.self_attn.o_proj": (32, 32),
-    "layers.0.self_attn.q_bias": (32,),
     "layers.0.self_attn.q_norm": (8,),
-    "layers.0.self_attn.q_proj": (32, 32),
-    "layers.0.self_attn.v_bias": (16,),
+    "layers.0.self_attn.qkv_bias": (64,),
+    "layers.0.self_attn.qkv_proj": (32, 64),
     "lm_head": (32, 12),
     "norm": (32,),
 }
