@@ -130,10 +130,9 @@ def test_a_beginning_that_is_kept_serves_the_drafter_too(
     prompt, cache = LONG[:20], KeptCache(200)
     for more in ([], [5, 6], [1], LONG[:30]):
         prompt = [*prompt, *more]
-        alone, last = (
-            [*stream(habitual_target, drafter, [prompt], tree=tree, max_new_tokens=12, **kept)][-1]
-            for kept in ({}, {"kept_cache": cache})
-        )
+        options: dict[str, Any] = {"max_new_tokens": 12, "tree": tree}
+        *_, alone = stream(habitual_target, drafter, [prompt], **options)
+        *_, last = stream(habitual_target, drafter, [prompt], kept_cache=cache, **options)
         assert last.generation.tokens == alone.generation.tokens
         # It drafts as if it had read the whole text itself.
         assert last.generation.steps == alone.generation.steps

@@ -1,5 +1,7 @@
 """EAGLE heads of every dialect against their authors' own code (tools/goldens/eagle_heads.py)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +52,8 @@ def test_scores_along_a_chain_are_the_authors(target: Target, read: Read) -> Non
 
 def test_a_rollout_of_training_is_the_authors(target: Target, read: Read) -> None:
     """SpecForge's and speculators' answers are of their training; the others' say the same."""
-    head = read.drafter.model.merge()
+    drafter: Any = read.drafter
+    head = drafter.model.merge()
     if head.config.version == "1":
         pytest.skip("heads of the first version are not trained here")
     rows = np.zeros((len(LENGTHS), max(LENGTHS) + len(CHAIN)), np.int32)
@@ -66,7 +69,7 @@ def test_a_rollout_of_training_is_the_authors(target: Target, read: Read) -> Non
         scores = head.unroll(contexts, embedded, rounds, drafter.scorer(decoder))
         return jnp.stack([*scores], axis=2)
 
-    scores = unroll(target, read.drafter, jnp.asarray(rows))
+    scores = unroll(target, drafter, jnp.asarray(rows))
     for row, length in enumerate(LENGTHS):
         expected = read.answers[f"after_{length}"]
         np.testing.assert_allclose(scores[row, length - 1], expected, atol=1e-4)

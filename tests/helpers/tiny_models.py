@@ -217,8 +217,10 @@ def imitating_attention(target: Target, memory: float = 0.2) -> LoadedHead:
     by_context = memory * head.lm_head.kernel[...][:D]
     head.lm_head.kernel[...] = jnp.concatenate([by_context, source.lm_head.kernel[...][D:]])
     same, nothing = jnp.eye(D), jnp.zeros((D, D))
-    for name in ("q_proj", "k_proj", "v_proj"):
-        getattr(head.attention.self_attn, name)[...] = jnp.concatenate([same, nothing])
+    weight = head.attention.self_attn.qkv_proj
+    joint = joint_of(weight)
+    assert joint is not None
+    weight.set_value(join(joint, [jnp.concatenate([same, nothing])] * 3))
     return Model.split(config, head)
 
 
