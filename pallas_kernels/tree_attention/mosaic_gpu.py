@@ -33,8 +33,9 @@ _ROWS = plgpu.Layout.WGMMA.reduce(1)  # one value per row of a tile
 
 def mosaic_gpu(
     q: Float[Array, "B T Q H"],
-    k_cache: Float[Array, "B K S H"],
-    v_cache: Float[Array, "B K S H"],
+    k_cache: Float[Array, "pages K page H"],
+    v_cache: Float[Array, "pages K page H"],
+    table: Int[Array, "B M"],
     lengths: Int[Array, " B"],
     k_tree: Float[Array, "B N K H"],
     v_tree: Float[Array, "B N K H"],
@@ -49,9 +50,9 @@ def mosaic_gpu(
     `cores` is the card's number of them; `interpret` runs on the CPU and detects races.
     """
     B, T, Q, H = q.shape
-    K, S = k_cache.shape[1:3]
+    K, M = k_cache.shape[1], table.shape[1]
     N, G = k_tree.shape[1], Q // K
-    plan = make_plan(B, T, N, Q, K, S, H, cores)
+    plan = make_plan(B, T, N, Q, K, M * BLOCK, H, cores)
 
     # Copies come in eights and fill with zeros what lies past the end of an array.
     rows = q.reshape(B, T, K, G, H).transpose(0, 2, 1, 3, 4).reshape(B, K, T * G, H)
@@ -60,8 +61,9 @@ def mosaic_gpu(
     words = jnp.repeat(mask_words(mask), G, axis=1).transpose(0, 2, 1)
     words = _pad_to(words, 2, plan.groups * plan.tiles * TILE)
 
-    kernel = _make_kernel(plan, rows.shape, S, q.dtype, scale, interpret)
-    partial = kernel(lengths.astype(jnp.int32), rows, k_cache, v_cache, k_tree, v_tree, words)
+    kernel = _make_kernel(plan, rows.shape, q.dtype, scale, interpret)
+    of_rows = table.astype(jnp.int32), lengths.astype(jnp.int32), rows
+    partial = kernel(*of_rows, k_cache, v_cache, k_tree, v_tree, words)
     merged = merge(*(array[:, :, :, : T * G] for array in partial))
     merged = merged.reshape(B, K, T, G, H).transpose(0, 2, 1, 3, 4)
     return merged.reshape(B, T, Q, H).astype(q.dtype)
@@ -95,19 +97,19 @@ def merge(
 def _make_kernel(
     plan: Plan,
     rows_shape: tuple[int, ...],
-    S: int,
     dtype: Any,
     scale: float,
     interpret: bool,
 ) -> Any:
-    """From lengths, rows, cache, tree and words to output, maximum and total of every split."""
+    """From table, lengths, rows, cache, tree and words to each split's output, maximum, total."""
     B, K, rows, H = rows_shape
     tiled_rows = plan.groups * plan.tiles * TILE
 
     def body(
+        table_ref: Any,  # [B M]
         lengths_ref: Any,  # [B]
         rows_ref: Any,  # [B K rows H]
-        k_ref: Any,  # [B K S H]
+        k_ref: Any,  # [pages K BLOCK H]
         v_ref: Any,
         k_tree_ref: Any,  # [B nodes K H]
         v_tree_ref: Any,
@@ -132,14 +134,9 @@ def _make_kernel(
         tree_steps = lax.select(split == plan.splits - 1, plan.tree_steps, 0)
         steps = past_steps + tree_steps
 
-        def span(step: Any) -> tuple[Any, Any, Any]:
-            """The slot where a block is read from, and which of its keys are new and decided.
-
-            Where S is no multiple of a block, the last one starts earlier and repeats some keys.
-            """
-            wanted = (first + step) * BLOCK
-            start = lax.min(wanted, S - BLOCK)
-            return start, wanted - start, lax.min(length - start, BLOCK)
+        def decided(step: Any) -> Any:
+            """How many keys of a block are decided."""
+            return lax.min(length - (first + step) * BLOCK, BLOCK)
 
         @pl.when(warpgroup == plan.warpgroups)
         def _copy() -> None:
@@ -163,8 +160,8 @@ def _make_kernel(
             @pl.loop(0, past_steps)
             def _past(step: Any) -> None:
                 slot = free_slot(step)
-                start, _, high = span(step)
-                block = batch, head, pl.ds(start, BLOCK)
+                high = decided(step)
+                block = table_ref[batch, first + step], head
                 loaded = barriers["values"].at[slot]
                 plgpu.copy_gmem_to_smem(k_ref.at[block], keys.at[slot], barriers["keys"].at[slot])
 
@@ -230,12 +227,7 @@ def _make_kernel(
             def past(turn: Any, running: Any) -> Any:
                 step = turn * plan.ways + way
 
-                def visible() -> Any:
-                    _, low, high = span(step)
-                    key = _columns()
-                    return key < high if S % BLOCK == 0 else (key < high) & (key >= low)
-
-                return attend(step, visible, running)
+                return attend(step, lambda: _columns() < decided(step), running)
 
             # The turns of the ways go on from the past's blocks to the tree's.
             past_turns = lax.div(past_steps - way + plan.ways - 1, plan.ways)

@@ -20,7 +20,7 @@ from redrafter_jax.drafters.node_cache import (
 )
 from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.models.attention import tree_attention
-from redrafter_jax.models.cache import extend
+from redrafter_jax.models.cache import append
 from redrafter_jax.models.decoder_layer import Attend
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
@@ -87,7 +87,7 @@ class EagleDrafter(HeadDrafter):
         newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
         last = jnp.take_along_axis(output, newest, axis=1)[:, 0]
         dtype = cache.keys[0].dtype
-        cache = extend(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
+        cache = append(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
         return jnp.where(decided.count[:, None] > 0, last, own), cache
 
     def propose(
@@ -151,6 +151,7 @@ def _attend_to_chain(cache: KVCache, chain: Bool[Array, "B C C"], layer: TargetC
             q,
             k_cache=cache.keys[0],
             v_cache=cache.values[0],
+            table=cache.table,
             lengths=cache.lengths,
             k_tree=k,
             v_tree=v,
