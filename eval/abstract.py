@@ -20,6 +20,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine.device import row_shapes
+from redrafter_jax.models.cache import own_pages
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import shardings
@@ -111,6 +112,7 @@ def random_state(target: Target, drafter: Drafter, batch_size: int, slots: int) 
 
     state = _draw_all(abstract_state(target, drafter, batch_size, slots), 2, draw)
     return state._replace(
+        cache=state.cache._replace(table=own_pages(batch_size, slots)),
         limits=jnp.full_like(state.limits, jnp.iinfo(jnp.int32).max),
         stop_tokens=jnp.full_like(state.stop_tokens, -1),
     )

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import yaml
 
+from pallas_kernels.tree_attention import PAGE
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.bind import check_pair
@@ -274,9 +275,9 @@ def _decode_missing(
 
 def _cache_bytes(target: Target, dtype: str) -> int:
     """Bytes of one token of one row, on one device."""
-    cache = jax.eval_shape(partial(init_cache, target.config, 1, 1, dtype))
+    page = jax.eval_shape(partial(init_cache, target.config, 1, PAGE, dtype))
     parts = 1 if target.mesh is None else target.mesh.shape[MODEL]
-    return bytes_of((cache.keys, cache.values)) // parts
+    return bytes_of((page.keys, page.values)) // PAGE // parts
 
 
 def _add_costs(case: dict[str, Any], name: str, nodes: int, weights: int, per_token: int) -> None:

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.bench_report import measure_candidates, parse_arguments, require_gpu, run_bench
 from pallas_kernels.timing import repeat
-from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention import PAGE, tree_attention
 
 # Query heads, key heads, head dimension.
 HEADS = {"llama-3.1-8b": (32, 8, 128), "vicuna-7b": (32, 32, 128)}
@@ -61,6 +61,7 @@ class Inputs(NamedTuple):
 
     q: Float[Array, "B N Q H"]
     caches: tuple[tuple[Array, Array], ...]
+    table: Int[Array, "B M"]
     lengths: Int[Array, " B"]
     tree: tuple[Array, Array, Array]
 
@@ -88,18 +89,22 @@ def measure(
 
 def draw_inputs(case: Case, caches: int) -> Inputs:
     """Random arrays, of which S - N tokens are cached and N are the tree's."""
-    keys = iter(jax.random.split(jax.random.key(0), 2 * caches + 3))
+    keys = iter(jax.random.split(jax.random.key(0), 2 * caches + 4))
     B, N, K, S, H = case.batch, case.nodes, case.key_heads, case.slots, case.head_dim
 
     def draw(*shape: int) -> Array:
         return jax.random.normal(next(keys), shape, jnp.dtype(case.dtype))
 
     q = draw(B, N, case.query_heads, H)
-    pairs = tuple((draw(B, K, S, H), draw(B, K, S, H)) for _ in range(caches))
+    M = -(-S // PAGE)
+    pages = B * M, K, PAGE, H
+    pairs = tuple((draw(*pages), draw(*pages)) for _ in range(caches))
+    # Pages lie anywhere, as those of a server.
+    table = jax.random.permutation(next(keys), B * M).reshape(B, M)
     # A chain: the shape of a tree costs nothing.
     mask = jnp.broadcast_to(jnp.tri(N, dtype=bool), (B, N, N))
     tree = draw(B, N, K, H), draw(B, N, K, H), mask
-    return Inputs(q, pairs, jnp.full(B, S - N, jnp.int32), tree)
+    return Inputs(q, pairs, table, jnp.full(B, S - N, jnp.int32), tree)
 
 
 def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
@@ -115,7 +120,7 @@ def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
     def run(inputs: Inputs, zero: Int[Array, ""]) -> Float[Array, "B N Q H"]:
         def turn(q: Array, zero: Int[Array, ""]) -> Array:
             for keys, values in inputs.caches:
-                q = attend(q, keys, values, inputs.lengths + zero, *inputs.tree)
+                q = attend(q, keys, values, inputs.table, inputs.lengths + zero, *inputs.tree)
             return q
 
         return repeat(turn, inputs.q, turns, zero)

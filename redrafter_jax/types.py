@@ -121,14 +121,16 @@ class CacheShape(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the decided tokens, a tuple over layers, head-major, left-aligned.
+    """Keys and values of the decided tokens in pages, a tuple over layers, head-major.
 
     The target's layers come first, the drafter's own after them; these may differ in K and H.
-    Slots at and past `lengths` hold garbage that nothing reads.
+    Token i of row b is in slot `i % PAGE` of page `table[b, i // PAGE]`, on a mesh of this device's
+    own pages. Slots at and past `lengths` hold garbage that nothing reads.
     """
 
-    keys: tuple[Float[Array, "B K S H"], ...]
-    values: tuple[Float[Array, "B K S H"], ...]
+    keys: tuple[Float[Array, "pages K page H"], ...]
+    values: tuple[Float[Array, "pages K page H"], ...]
+    table: Int[Array, "B M"]
     lengths: Int[Array, " B"]
 
 

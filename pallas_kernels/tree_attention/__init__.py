@@ -9,14 +9,17 @@ from collections.abc import Callable
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.dispatch import Implementation, dispatch
-from pallas_kernels.tree_attention.plan import why_unsupported
+from pallas_kernels.tree_attention.plan import PAGE, why_unsupported
 from pallas_kernels.tree_attention.reference import reference
+
+__all__ = ["PAGE", "tree_attention"]
 
 
 def tree_attention(
     q: Float[Array, "B T Q H"],
-    k_cache: Float[Array, "B K S H"],
-    v_cache: Float[Array, "B K S H"],
+    k_cache: Float[Array, "pages K page H"],
+    v_cache: Float[Array, "pages K page H"],
+    table: Int[Array, "B M"],
     lengths: Int[Array, " B"],
     k_tree: Float[Array, "B N K H"],
     v_tree: Float[Array, "B N K H"],
@@ -32,9 +35,12 @@ def tree_attention(
 
     Args:
       q: queries of the nodes that attend.
-      k_cache: keys of decided tokens; slots at and past `lengths` may hold anything, NaN included.
+      k_cache: keys of decided tokens in pages of `PAGE` slots; slots at and past `lengths` may
+        hold anything, NaN included.
       v_cache: values of decided tokens, likewise.
-      lengths: cached tokens per row, 0 allowed, at most S.
+      table: numbers of each row's pages, in the order of its text; rows may share pages. Numbers of
+        pages past `lengths` are those of any page.
+      lengths: cached tokens per row, 0 allowed, at most `PAGE` times M.
       k_tree: keys of all nodes of the tree, a parent before its children.
       v_tree: values of all nodes, likewise.
       mask: mask[b, i, j] is True where query i sees node j: it itself is one, others its ancestors.
@@ -53,12 +59,12 @@ def tree_attention(
       ValueError: shapes do not fit together, or the window holds no position.
       NotImplementedError: the named implementation cannot run here.
     """
-    arrays = q, k_cache, v_cache, lengths, k_tree, v_tree, mask
+    arrays = q, k_cache, v_cache, table, lengths, k_tree, v_tree, mask
     _check_shapes(*arrays)
     if window is not None and window < 1:
         raise ValueError(f"tree_attention: window is {window}, but a node sees at least itself.")
     # No position lies further back: what follows is the program without a window.
-    if window is not None and window >= k_cache.shape[2] + k_tree.shape[1]:
+    if window is not None and window >= table.shape[1] * PAGE + k_tree.shape[1]:
         window = None
 
     def kernel() -> Callable[..., Array]:
@@ -67,7 +73,7 @@ def tree_attention(
         return functools.partial(mosaic_gpu, scale=scale)
 
     def unsupported(*arrays: Array) -> str | None:
-        q, k_cache, v_cache, _, k_tree, v_tree, _ = arrays
+        q, k_cache, v_cache, _, _, k_tree, v_tree, _ = arrays
         return why_unsupported(q, k_cache, v_cache, k_tree, v_tree, window)
 
     return dispatch(
@@ -81,17 +87,19 @@ def tree_attention(
 
 
 def _check_shapes(q: Array, k_cache: Array, *others: Array) -> None:
-    names: list[str] = ["k_cache", "v_cache", "lengths", "k_tree", "v_tree", "mask"]
+    names: list[str] = ["k_cache", "v_cache", "table", "lengths", "k_tree", "v_tree", "mask"]
     given = dict(zip(names, (k_cache, *others), strict=True))
     for name, array in {"q": q, "k_cache": k_cache, "k_tree": given["k_tree"]}.items():
         if array.ndim != 4:
             raise ValueError(f"tree_attention: {name} has shape {array.shape}, not 4 axes.")
     B, T, Q, H = q.shape
-    K, S = k_cache.shape[1:3]
+    pages, K = k_cache.shape[:2]
     N = given["k_tree"].shape[1]
+    table = given["table"]
     expected: dict[str, tuple[int, ...]] = {
-        "k_cache": (B, K, S, H),
-        "v_cache": (B, K, S, H),
+        "k_cache": (pages, K, PAGE, H),
+        "v_cache": (pages, K, PAGE, H),
+        "table": (B, *table.shape[1:2]),
         "lengths": (B,),
         "k_tree": (B, N, K, H),
         "v_tree": (B, N, K, H),

@@ -36,8 +36,9 @@ _ROWS = plgpu.Layout.WGMMA.reduce(1)  # one value per row of a tile
 
 def mosaic_gpu(
     q: Float[Array, "B T Q H"],
-    k_cache: Float[Array, "B K S H"],
-    v_cache: Float[Array, "B K S H"],
+    k_cache: Float[Array, "pages K page H"],
+    v_cache: Float[Array, "pages K page H"],
+    table: Int[Array, "B M"],
     lengths: Int[Array, " B"],
     k_tree: Float[Array, "B N K H"],
     v_tree: Float[Array, "B N K H"],
@@ -52,9 +53,9 @@ def mosaic_gpu(
     `cores` is the card's number of them; `interpret` runs on the CPU and detects races.
     """
     B, T, Q, H = q.shape
-    K, S = k_cache.shape[1:3]
+    K, M = k_cache.shape[1], table.shape[1]
     N, G = k_tree.shape[1], Q // K
-    plan = make_plan(B, T, N, Q, K, S, H, cores)
+    plan = make_plan(B, T, N, Q, K, M * BLOCK, H, cores)
 
     # Of every key head its queries, its key and its value side by side: where they are parts of
     # one such array, as a projection makes them, XLA passes it on as it is. Where fewer nodes
@@ -67,9 +68,9 @@ def mosaic_gpu(
     words = jnp.tile(_pad_to(mask_words(mask), 1, attending), (1, G, 1)).transpose(0, 2, 1)
     words = _pad_to(words, 2, plan.groups * plan.tiles * TILE)
 
-    kernel = _make_kernel(plan, (B, K, G, attending, H), S, q.dtype, scale, interpret)
-    lengths = lengths.astype(jnp.int32)
-    output, maximum, total = kernel(lengths, heads, k_cache, v_cache, words)
+    kernel = _make_kernel(plan, (B, K, G, attending, H), q.dtype, scale, interpret)
+    of_rows = table.astype(jnp.int32), lengths.astype(jnp.int32)
+    output, maximum, total = kernel(*of_rows, heads, k_cache, v_cache, words)
     return merge(output, maximum, total, T, G, q.dtype, interpret=interpret)
 
 
@@ -91,20 +92,20 @@ def _pad_to(array: Array, axis: int, size: int) -> Array:
 def _make_kernel(
     plan: Plan,
     shape: tuple[int, int, int, int, int],
-    S: int,
     dtype: Any,
     scale: float,
     interpret: bool,
 ) -> Any:
-    """From lengths, heads, cache and words to output, maximum and total of every split."""
+    """From table, lengths, heads, cache and words to output, maximum and total of every split."""
     B, K, G, nodes, H = shape
     rows, eights = G * nodes, nodes // EIGHT
     tiled_rows = plan.groups * plan.tiles * TILE
 
     def body(
+        table_ref: Any,  # [B M]
         lengths_ref: Any,  # [B]
         heads_ref: Any,  # [B nodes K*(G+2) H]
-        k_ref: Any,  # [B K S H]
+        k_ref: Any,  # [pages K BLOCK H]
         v_ref: Any,
         words_ref: Any,  # [B words tiled_rows]
         output_ref: Any,  # [splits B K rows H]
@@ -127,14 +128,9 @@ def _make_kernel(
         tree_steps = lax.select(split == plan.splits - 1, plan.tree_steps, 0)
         steps = past_steps + tree_steps
 
-        def span(step: Any) -> tuple[Any, Any, Any]:
-            """The slot where a block is read from, and which of its keys are new and decided.
-
-            Where S is no multiple of a block, the last one starts earlier and repeats some keys.
-            """
-            wanted = (first + step) * BLOCK
-            start = lax.min(wanted, S - BLOCK)
-            return start, wanted - start, lax.min(length - start, BLOCK)
+        def decided(step: Any) -> Any:
+            """How many keys of a block are decided."""
+            return lax.min(length - (first + step) * BLOCK, BLOCK)
 
         @pl.when(warpgroup == plan.warpgroups)
         def _copy() -> None:
@@ -161,8 +157,8 @@ def _make_kernel(
             @pl.loop(0, past_steps)
             def _past(step: Any) -> None:
                 slot = free_slot(step)
-                start, _, high = span(step)
-                block = batch, head, pl.ds(start, BLOCK)
+                high = decided(step)
+                block = table_ref[batch, first + step], head
                 loaded = barriers["values"].at[slot]
                 plgpu.copy_gmem_to_smem(k_ref.at[block], keys.at[slot], barriers["keys"].at[slot])
 
@@ -228,12 +224,7 @@ def _make_kernel(
             def past(turn: Any, running: Any) -> Any:
                 step = turn * plan.ways + way
 
-                def visible() -> Any:
-                    _, low, high = span(step)
-                    key = _columns()
-                    return key < high if S % BLOCK == 0 else (key < high) & (key >= low)
-
-                return attend(step, visible, running)
+                return attend(step, lambda: _columns() < decided(step), running)
 
             # The turns of the ways go on from the past's blocks to the tree's.
             past_turns = lax.div(past_steps - way + plan.ways - 1, plan.ways)

@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 TILE = 64  # rows of queries in one tile, as wgmma has them
-BLOCK = 64  # keys, or nodes, of one step
+PAGE = 64  # slots of a page of the cache
+BLOCK = PAGE  # keys, or nodes, of one step
 EIGHT = 8  # rows, or nodes, of the smallest copy
 MAX_TILES = 3  # tiles that one program holds in registers
 MAX_STAGES = 8
@@ -42,15 +43,13 @@ def why_unsupported(
     q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any, window: int | None = None
 ) -> str | None:
     """Why the kernel cannot take these shapes and dtypes, as half a sentence; None if it can."""
-    H, S = q.shape[-1], k_cache.shape[2]
+    H = q.shape[-1]
     dtypes = {str(array.dtype) for array in (q, k_cache, v_cache, k_tree, v_tree)}
     if dtypes not in ({"bfloat16"}, {"float16"}):
         names = " and ".join(sorted(dtypes))
         return f"its arrays must be all bfloat16 or all float16, but are {names}"
     if H not in (64, 128):
         return f"its head dimension must be 64 or 128, but is {H}"
-    if S < BLOCK or S % 8:  # copies start at a multiple of eight slots
-        return f"its cache must have {BLOCK} slots or more, a multiple of 8, but has {S}"
     if window is not None:
         return f"it sees the whole cache, but only a window of {window} positions is asked for"
     return None

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# Slots that are attended to at once, whatever the cache has: a row's result is the same bits in a
+from pallas_kernels.tree_attention.plan import PAGE
+
+# Pages that are attended to at once, whatever a row may have: its result is the same bits in a
 # larger cache and beside longer rows, since blocks past its text add exact zeros.
-BLOCK = 256
+_PAGES = 4
+BLOCK = _PAGES * PAGE
 
 
 class _Attended(NamedTuple):
@@ -21,8 +24,9 @@ class _Attended(NamedTuple):
 
 def reference(
     q: Float[Array, "B T Q H"],
-    k_cache: Float[Array, "B K S H"],
-    v_cache: Float[Array, "B K S H"],
+    k_cache: Float[Array, "pages K page H"],
+    v_cache: Float[Array, "pages K page H"],
+    table: Int[Array, "B M"],
     lengths: Int[Array, " B"],
     k_tree: Float[Array, "B N K H"],
     v_tree: Float[Array, "B N K H"],
@@ -74,8 +78,8 @@ def reference(
             positions = lengths[:, None] + depth
             visible = visible & (positions[:, :, None] - slots < window)
         # A weight of zero does not silence a NaN.
-        values = jnp.where(decided[:, None, :, None], _block(v_cache, index), 0)
-        return attend(before, _block(k_cache, index), values, visible)
+        values = jnp.where(decided[:, None, :, None], _block(v_cache, table, index), 0)
+        return attend(before, _block(k_cache, table, index), values, visible)
 
     if window is not None:
         mask = mask & (depth[..., None] - depths < window)
@@ -86,7 +90,7 @@ def reference(
     first = jnp.int32(0)
     if window is not None:
         # A row without a text sees no block at all.
-        shortest = jnp.min(lengths, where=lengths > 0, initial=k_cache.shape[2])
+        shortest = jnp.min(lengths, where=lengths > 0, initial=table.shape[1] * PAGE)
         first = jnp.maximum(shortest - window + 1, 0) // BLOCK
     end = (jnp.max(lengths) + BLOCK - 1) // BLOCK
     attended = jax.lax.fori_loop(first, end, attend_block, attended)
@@ -94,11 +98,11 @@ def reference(
     return result.transpose(0, 3, 1, 2, 4).reshape(B, T, Q, H).astype(q.dtype)
 
 
-def _block(cached: Float[Array, "B K S H"], index: Int[Array, ""] | int) -> Float[Array, "B K M H"]:
-    """The slots of a block, in their places; there may be anything where the cache has ended."""
-    S = cached.shape[2]
-    if S < BLOCK:
-        return jnp.pad(cached, ((0, 0), (0, 0), (0, BLOCK - S), (0, 0)))
-    start = jnp.minimum(index * BLOCK, S - BLOCK)
-    block = jax.lax.dynamic_slice_in_dim(cached, start, BLOCK, axis=2)
-    return jnp.roll(block, start - index * BLOCK, axis=2) if S % BLOCK else block
+def _block(
+    cached: Float[Array, "pages K page H"], table: Int[Array, "B M"], index: Int[Array, ""] | int
+) -> Float[Array, "B K block H"]:
+    """The slots of a block of every row, in their places; anything where a row has fewer pages."""
+    B, (_, K, _, H) = len(table), cached.shape
+    places = jnp.minimum(index * _PAGES + jnp.arange(_PAGES), table.shape[1] - 1)
+    pages = cached.at[table[:, places]].get(mode="promise_in_bounds")
+    return pages.transpose(0, 2, 1, 3, 4).reshape(B, K, BLOCK, H)

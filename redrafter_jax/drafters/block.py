@@ -15,7 +15,7 @@ from redrafter_jax.drafters.text_attention import in_dtype_of
 from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.attention import tree_attention
-from redrafter_jax.models.cache import extend
+from redrafter_jax.models.cache import append
 from redrafter_jax.models.decoder_layer import Attend
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
@@ -72,7 +72,7 @@ class BlockDrafter(HeadDrafter):
         remembered = self.model.merge().remember(decided.hidden, positions)
         dtype = cache.keys[0].dtype
         keys, values = (tuple(one.astype(dtype) for one in layers) for layers in remembered)
-        return own, extend(cache, keys, values, decided.count)
+        return own, append(cache, keys, values, decided.count)
 
     def propose(
         self,
@@ -138,6 +138,7 @@ def _attend_to_block(cache: KVCache, layer: int, places: int, scale: float) -> A
             q,
             k_cache=cache.keys[layer],
             v_cache=cache.values[layer],
+            table=cache.table,
             lengths=cache.lengths,
             k_tree=k,
             v_tree=v,

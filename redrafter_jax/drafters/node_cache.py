@@ -103,6 +103,7 @@ def attend_to_ancestors(
             q,
             k_cache=cache.keys[layer],
             v_cache=cache.values[layer],
+            table=cache.table,
             lengths=cache.lengths,
             k_tree=_write(nodes.keys[layer], k, round),
             v_tree=_write(nodes.values[layer], v, round),

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.text_attention import attend_to_text
 from redrafter_jax.models.attention import prefill_attention
-from redrafter_jax.models.cache import extend
+from redrafter_jax.models.cache import append
 from redrafter_jax.models.decoder_layer import (
     Angles,
     Attend,
@@ -98,7 +98,7 @@ def read_decided(
     newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
     last = jnp.take_along_axis(output, newest, axis=1)[:, 0].astype(own.dtype)
     dtype = cache.keys[0].dtype
-    cache = extend(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
+    cache = append(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
     return jnp.where(decided.count[:, None] > 0, last, own), cache
 
 

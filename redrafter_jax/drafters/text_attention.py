@@ -27,6 +27,7 @@ def attend_to_text(cache: KVCache, layer: int, shape: tuple[int, int], scale: fl
             q,
             k_cache=cache.keys[layer],
             v_cache=cache.values[layer],
+            table=cache.table,
             lengths=cache.lengths,
             k_tree=k,
             v_tree=v,

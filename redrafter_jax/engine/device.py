@@ -18,10 +18,10 @@ from redrafter_jax.decoding.accept import is_stop, log_probs_of
 from redrafter_jax.decoding.read import read_chunk
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.models.cache import init_cache
+from redrafter_jax.models.cache import copy_rows, init_cache, own_pages, put_rows, rows_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
-from redrafter_jax.parallel.mesh import per_shard, shardings
+from redrafter_jax.parallel.mesh import data_shards, per_shard, place, shardings
 from redrafter_jax.types import SOURCES, DecodeState, Requests, Sampling
 
 Tree = TypeVar("Tree")
@@ -102,7 +102,11 @@ def empty_rows(
 
     # Each device makes its own part: no one could hold the whole.
     state = jax.tree.map(zeros, shapes, shardings(shapes, target.mesh))
-    return state._replace(done=~state.done)
+    # The pages of each device's own rows, as `init_cache` numbers them.
+    B, M = state.cache.table.shape
+    own = jnp.tile(own_pages(B // data_shards(target.mesh), slots), (data_shards(target.mesh), 1))
+    table = place(own, target.mesh)
+    return state._replace(done=~state.done, cache=state.cache._replace(table=table))
 
 
 def row_shapes(
@@ -143,9 +147,8 @@ def copy_beginnings(
 ) -> DecodeState:
     """The state with the texts and the cache of some rows copied to others; B stands for none."""
     del target  # it tells the mesh
-    copied = _rows_of((state.tokens, state.cache), sources)
-    tokens, cache = _put_rows((state.tokens, state.cache), copied, rows)
-    return state._replace(tokens=tokens, cache=cache)
+    tokens = state.tokens.at[rows].set(state.tokens[sources], mode="drop")
+    return state._replace(tokens=tokens, cache=copy_rows(state.cache, rows, sources))
 
 
 @partial(jax.jit, donate_argnames="state", static_argnames="top")
@@ -352,12 +355,23 @@ def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
     return jax.tree.map(choose, new, old)
 
 
-def _rows_of(tree: Tree, rows: Int[Array, " G"]) -> Tree:
-    """Copies of these rows; a number past the last row stands for the last."""
+def _rows_of(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+    """The state of these rows, in the pages of all; a number past the last stands for the last."""
     # A barrier: XLA for CPUs would gather where they are read, and so copy all rows before a write.
-    return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], tree))
+    picked = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], _by_row(state)))
+    return state._replace(**picked, cache=rows_of(state.cache, rows))
 
 
-def _put_rows(tree: Tree, fresh: Tree, rows: Int[Array, " G"]) -> Tree:
-    """The tree of arrays with these rows in place of some of its own; B and above for none."""
-    return jax.tree.map(lambda ours, new: ours.at[rows].set(new, mode="drop"), tree, fresh)
+def _put_rows(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+    """The state with these rows in place of some of its own; B and above for none."""
+
+    def put(ours: Shaped[Array, "B ..."], new: Shaped[Array, "G ..."]) -> Shaped[Array, "B ..."]:
+        return ours.at[rows].set(new, mode="drop")
+
+    written = jax.tree.map(put, _by_row(state), _by_row(fresh))
+    return state._replace(**written, cache=put_rows(state.cache, fresh.cache, rows))
+
+
+def _by_row(state: DecodeState) -> dict[str, Any]:
+    """All but the cache."""
+    return {name: part for name, part in state._asdict().items() if name != "cache"}

@@ -1,12 +1,11 @@
-"""The key-value cache: made once, written in place, rolled back by its lengths."""
-
-from functools import partial
+"""The key-value cache in pages: made once, written in place, rolled back by its lengths."""
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.tree_attention import PAGE
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.parallel.collectives import shard_size
 from redrafter_jax.types import CacheShape, KVCache
@@ -15,10 +14,9 @@ from redrafter_jax.types import CacheShape, KVCache
 def init_cache(
     config: TargetConfig, batch: int, slots: int, dtype: DTypeLike, own: CacheShape | None = None
 ) -> KVCache:
-    """An empty cache of S slots per row; on a mesh, this device's part of it.
+    """An empty cache with pages for S slots per row; on a mesh, this device's part of it.
 
-    A decode step writes P slots from `lengths` on, finished rows included, and the token buffer
-    of the same S one further, so a row that may decide n tokens needs `n + P` slots.
+    Row b has pages b M to (b + 1) M - 1.
 
     Args:
       config: of the target.
@@ -28,15 +26,22 @@ def init_cache(
       own: the drafter's own layers, which come after the target's.
     """
     target = CacheShape(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+    table = own_pages(batch, slots)
 
-    def zeros() -> tuple[Float[Array, "B K S H"], ...]:
+    def zeros() -> tuple[Float[Array, "pages K page H"], ...]:
         return tuple(
-            jnp.zeros((batch, shard_size(shape.heads), slots, shape.head_dim), dtype)
+            jnp.zeros((table.size, shard_size(shape.heads), PAGE, shape.head_dim), dtype)
             for shape in (target, own or CacheShape(0, 0, 0))
             for _ in range(shape.layers)
         )
 
-    return KVCache(zeros(), zeros(), jnp.zeros(batch, jnp.int32))
+    return KVCache(zeros(), zeros(), table, jnp.zeros(batch, jnp.int32))
+
+
+def own_pages(batch: int, slots: int) -> Int[Array, "B M"]:
+    """The table of B rows with pages of their own, for S slots each."""
+    M = -(-slots // PAGE)
+    return jnp.arange(batch * M).reshape(batch, M)
 
 
 def split_layers(cache: KVCache, config: TargetConfig) -> tuple[KVCache, KVCache]:
@@ -64,50 +69,28 @@ def append(
     values: tuple[Float[Array, "B T K H"], ...],
     count: Int[Array, " B"],
 ) -> KVCache:
-    """Write T tokens behind the cached ones of every row, of which `count` are decided.
+    """Write the first `count` of T tokens behind the cached ones of every row.
 
-    All T slots are written, `lengths` grows by `count`: what lies past it is garbage, as it was
-    before. `lengths + T` may not exceed S, or the write would slide down onto decided tokens.
+    Rows may have no room for the others, which are not written.
     """
-    write = partial(_write, at=cache.lengths)
+    (B, T), pages = keys[0].shape[:2], len(cache.keys[0])
+    places = jnp.arange(T)
+    at = cache.lengths[:, None] + places
+    own = jnp.take_along_axis(cache.table, at // PAGE, axis=1, mode="clip")
+    # Numbers past the last page, each its own, stand for none.
+    none = pages + jnp.arange(B * T).reshape(B, T)
+    page = jnp.where(places < count[:, None], own, none)
 
-    return KVCache(
+    def write(
+        layer: Float[Array, "pages K page H"], fresh: Float[Array, "B T K H"]
+    ) -> Float[Array, "pages K page H"]:
+        return layer.at[page, :, at % PAGE].set(fresh, mode="drop", unique_indices=True)
+
+    return cache._replace(
         keys=tuple(map(write, cache.keys, keys)),
         values=tuple(map(write, cache.values, values)),
         lengths=cache.lengths + count,
     )
-
-
-def extend(
-    cache: KVCache,
-    keys: tuple[Float[Array, "B T K H"], ...],
-    values: tuple[Float[Array, "B T K H"], ...],
-    count: Int[Array, " B"],
-) -> KVCache:
-    """`append` that writes nothing in rows of count 0, which need no room for it."""
-
-    def write(slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"]) -> Array:
-        read_row = partial(jax.lax.dynamic_slice_in_dim, slice_size=fresh.shape[1], axis=1)
-        kept = jax.vmap(read_row)(slots, cache.lengths).transpose(0, 2, 1, 3)
-        written = jnp.where(count[:, None, None, None] > 0, fresh, kept)
-        return _write(slots, written, cache.lengths)
-
-    return KVCache(
-        keys=tuple(map(write, cache.keys, keys)),
-        values=tuple(map(write, cache.values, values)),
-        lengths=cache.lengths + count,
-    )
-
-
-def _write(
-    slots: Float[Array, "B K S H"], fresh: Float[Array, "B T K H"], at: Int[Array, " B"]
-) -> Float[Array, "B K S H"]:
-    write_row = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
-    rows = fresh.transpose(0, 2, 1, 3)
-    if len(slots) == 1:
-        # XLA for GPUs would check the bounds of a batch's writes in a kernel before.
-        return write_row(slots[0], rows[0], at[0])[None]
-    return jax.vmap(write_row)(slots, rows, at)
 
 
 def commit(
@@ -128,3 +111,38 @@ def commit(
         return jnp.take_along_axis(nodes, path[:, :, None, None], axis=1, mode="promise_in_bounds")
 
     return append(cache, tuple(map(pick, keys)), tuple(map(pick, values)), count)
+
+
+def rows_of(cache: KVCache, rows: Int[Array, " G"]) -> KVCache:
+    """The cache of some rows, in the pages of all; a number past the last stands for the last."""
+    return cache._replace(table=cache.table[rows], lengths=cache.lengths[rows])
+
+
+def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
+    """The cache after some of its rows, from `rows_of`, were written; B and above for none."""
+    lengths = cache.lengths.at[rows].set(fresh.lengths, mode="drop")
+    return fresh._replace(table=cache.table, lengths=lengths)
+
+
+def copy_rows(cache: KVCache, rows: Int[Array, " G"], sources: Int[Array, " G"]) -> KVCache:
+    """The cache with the pages and the lengths of some rows copied to others; B stands for none."""
+    B, pages = len(cache.table), len(cache.keys[0])
+    at = jnp.where((rows < B)[:, None], cache.table[rows], pages)
+
+    def copy(layer: Float[Array, "pages K page H"]) -> Float[Array, "pages K page H"]:
+        # A barrier: XLA for CPUs would copy all pages before a write.
+        copied = jax.lax.optimization_barrier(layer[cache.table[sources]])
+        return layer.at[at].set(copied, mode="drop")
+
+    lengths = cache.lengths.at[rows].set(cache.lengths[sources], mode="drop")
+    keys, values = (tuple(map(copy, side)) for side in (cache.keys, cache.values))
+    return cache._replace(keys=keys, values=values, lengths=lengths)
+
+
+def slots_of(
+    layer: Float[Array, "pages K page H"], table: Int[Array, "B M"]
+) -> Float[Array, "B K S H"]:
+    """The slots of every row of a layer, in the order of the text."""
+    B, M = table.shape
+    _, K, _, H = layer.shape
+    return layer[table].transpose(0, 2, 1, 3, 4).reshape(B, K, M * PAGE, H)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.config import LongRopeScaling, RopeScaling, TargetConfig, YarnScaling
 from redrafter_jax.models.attention import prefill_attention, tree_attention
-from redrafter_jax.models.cache import extend
+from redrafter_jax.models.cache import append
 from redrafter_jax.models.decoder_layer import (
     WEIGHT_INIT,
     Angles,
@@ -127,7 +127,7 @@ class Decoder(nnx.Module):
         depth = jnp.broadcast_to(jnp.arange(C), (B, C))
         chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
         hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
-        return hidden, extend(cache, keys, values, count)
+        return hidden, append(cache, keys, values, count)
 
     def run(
         self,
@@ -249,6 +249,7 @@ class Decoder(nnx.Module):
                 q,
                 k_cache=cache.keys[layer],
                 v_cache=cache.values[layer],
+                table=cache.table,
                 lengths=cache.lengths,
                 k_tree=k,
                 v_tree=v,

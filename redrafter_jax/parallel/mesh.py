@@ -164,9 +164,9 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
         if isinstance(value, nnx.State):
             return _by_name(value, mesh, rules)
         if isinstance(value, KVCache):
-            rows: Any = partition(value.lengths.shape, ("rows",), mesh, rules)
+            rows: Any = [partition(one.shape, ("rows",), mesh, rules) for one in value[2:]]
             layers: Any = tuple(partition(one.shape, _CACHE, mesh, rules) for one in value.keys)
-            return KVCache(layers, layers, rows)
+            return KVCache(layers, layers, *rows)
         return partition(np.shape(value), ("rows",), mesh, rules)
 
     return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, nnx.State | KVCache))

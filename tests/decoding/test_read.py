@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cached import layers_of
 from tiny_models import imitating_drafter, random_target, tiny_config
 
 from eval.abstract import random_state
+from pallas_kernels.tree_attention import PAGE
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.engine.admission import Slot, idle_row, make_row, next_chunk
@@ -111,8 +113,7 @@ def assert_read(state: DecodeState, prompts: list[list[int]], at_once: Any) -> N
     context, keys, values, logits = jax.tree.map(np.asarray, at_once(prompts))
     assert state.cache.lengths.tolist() == list(map(len, prompts))
     np.testing.assert_allclose(state.own, context, rtol=0, atol=2e-5)
-    sides = zip(state.cache.keys + state.cache.values, keys + values, strict=True)
-    for slots, expected in sides:
+    for slots, expected in zip(layers_of(state.cache), keys + values, strict=True):
         for row, prompt in enumerate(prompts):
             theirs = expected[row, : len(prompt)].swapaxes(0, 1)
             np.testing.assert_allclose(slots[row, :, : len(prompt)], theirs, rtol=0, atol=2e-5)
@@ -123,14 +124,26 @@ def assert_read(state: DecodeState, prompts: list[list[int]], at_once: Any) -> N
         assert state.tokens[row, : len(prompt) + 1].tolist() == [*prompt, chosen[row]]
 
 
+def by_row(state: DecodeState) -> Any:
+    """Copies of all that a row has."""
+    cache: Any = layers_of(state.cache), np.array(state.cache.lengths)
+    return jax.tree.map(np.array, state._replace(cache=cache))
+
+
 def spoil(state: DecodeState, places: np.ndarray, value: float) -> DecodeState:
     """Another value in the cache at `places` [B, S]."""
-    where = places[:, None, :, None]
-
-    def over(slots: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(jnp.where(where, value, layer) for layer in slots)
-
     cache = state.cache
+    B, M = cache.table.shape
+    where = np.zeros((B, M * PAGE), bool)
+    where[:, : places.shape[1]] = places
+    where = where.reshape(B, M, 1, PAGE, 1)
+
+    def over(layers: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(
+            layer.at[cache.table].set(jnp.where(where, value, layer[cache.table]))
+            for layer in layers
+        )
+
     return state._replace(cache=cache._replace(keys=over(cache.keys), values=over(cache.values)))
 
 
@@ -171,9 +184,8 @@ def test_what_is_known_is_not_read_again(read: Any) -> None:
     begin = np.asarray([max(len(row) - C, 0) for row in NEXT])
     kept = np.arange(S) < np.minimum(SAME, begin)[:, None]
     state = read(NEXT, spoil(read(FIRST), kept, 7.0), SAME)
-    for slots in state.cache.keys + state.cache.values:
-        spoilt = np.asarray(slots == 7.0).all(axis=(1, 3))
-        np.testing.assert_array_equal(spoilt, kept)
+    for slots in layers_of(state.cache):
+        np.testing.assert_array_equal((slots == 7.0).all(axis=(1, 3))[:, :S], kept)
 
 
 def test_an_engine_takes_the_common_beginning_alone(
@@ -211,7 +223,7 @@ def test_idle_places_leave_all_rows_as_they_are(
         cache=state.cache._replace(lengths=lengths), done=jnp.asarray([True, False] * 2 + [True])
     )
     state = spoil(state, np.arange(S) >= np.asarray(lengths)[:, None], np.nan)
-    before = jax.tree.map(np.array, state)
+    before = by_row(state)
     slots = slots_of(target, prompts_of([30] * B), [0] * B)
     at = reading if places == B else range(len(reading))
     stops = [0] * (state.stop_tokens.shape[1] - 8)
@@ -220,8 +232,8 @@ def test_idle_places_leave_all_rows_as_they_are(
     )
     after, (gains, ended) = read_rows(target, drafter, state, jax.tree.map(jnp.asarray, chunk))
     rest = [row for row in range(B) if row not in reading]
-    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        np.testing.assert_array_equal(np.asarray(new)[rest], old[rest])
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(by_row(after)), strict=True):
+        np.testing.assert_array_equal(new[rest], old[rest])
     assert np.asarray(after.cache.lengths)[reading].tolist() == [C] * len(reading)
     assert not np.asarray(gains.counts).any(), "no prompt ends in this chunk"
     assert not np.asarray(ended).any()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from cached import layers_of
 from engine_runs import read_batch
 from flax import nnx
 from small_batch import DRAFT, MIXED, PROMPTS
@@ -156,9 +157,7 @@ def test_a_done_row_never_changes_again(habitual_target: Target, good_drafter: L
     length = int(start.cache.lengths[0])
     assert int(state.cache.lengths[0]) == length
     assert state.tokens[0, : length + 1].tolist() == start.tokens[0, : length + 1].tolist()
-    for before, after in zip(
-        start.cache.keys + start.cache.values, state.cache.keys + state.cache.values, strict=True
-    ):
+    for before, after in zip(layers_of(start.cache), layers_of(state.cache), strict=True):
         np.testing.assert_array_equal(before[0, :, :length], after[0, :, :length])
     assert int(state.root[0]) == int(start.root[0])
     np.testing.assert_array_equal(state.own[0], start.own[0])

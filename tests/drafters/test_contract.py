@@ -35,6 +35,7 @@ from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.drafters.self_drafter import SelfDrafter
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event
+from redrafter_jax.models.cache import slots_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.parallel.model import Model
@@ -200,9 +201,10 @@ def test_the_cache_holds_what_the_drafter_read(habitual_target: Target) -> None:
         text = list(prompt)
         while engine.busy:
             text += [token for event in engine.advance() for token in event.tokens]
+        cache = engine._state.cache
         keys, values = (
-            np.asarray(layers[-1][0, 0, : len(text) - 1])
-            for layers in (engine._state.cache.keys, engine._state.cache.values)
+            np.asarray(slots_of(layers[-1], cache.table))[0, 0, : len(text) - 1]
+            for layers in (cache.keys, cache.values)
         )
         assert keys.argmax(axis=1).tolist() == text[:-1]
         assert values.argmax(axis=1).tolist() == text[1:]

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 
+from pallas_kernels.tree_attention import PAGE
+
 
 class Case(NamedTuple):
     """One call; a row for each length."""
@@ -22,7 +24,10 @@ class Case(NamedTuple):
 
 
 def random_inputs(case: Case, garbage: float | None = np.nan) -> dict[str, Any]:
-    """A random tree for each row; slots past the lengths hold `garbage`, None for numbers."""
+    """A random tree for each row; slots past the lengths hold `garbage`, None for numbers.
+
+    The cache is [B K S H], for `paged`.
+    """
     keys = iter(jax.random.split(jax.random.key(case.nodes), 5))
 
     def draw(*shape: int) -> Any:
@@ -46,6 +51,22 @@ def random_inputs(case: Case, garbage: float | None = np.nan) -> dict[str, Any]:
     trees = [oracles.random_parents(random, N, max_depth=5) for _ in range(B)]
     masks = [oracles.ancestor_mask(parents) for parents in trees]
     return inputs | {"mask": jnp.asarray(masks)}
+
+
+def paged(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of tree attention: the slots of every row in pages, which lie anywhere."""
+    B, K, S, H = inputs["k_cache"].shape
+    M = -(-S // PAGE)
+    table = np.random.default_rng(S).permutation(B * M).reshape(B, M)
+
+    def cut(slots: Any) -> Any:
+        # Past the last slot there is garbage too.
+        padded = jnp.pad(slots, ((0, 0), (0, 0), (0, M * PAGE - S), (0, 0)), constant_values=np.nan)
+        pages = padded.reshape(B, K, M, PAGE, H).transpose(0, 2, 1, 3, 4)
+        return jnp.zeros((B * M, K, PAGE, H), slots.dtype).at[table].set(pages)
+
+    cache = {name: cut(inputs[name]) for name in ("k_cache", "v_cache")}
+    return inputs | cache | {"table": jnp.asarray(table, jnp.int32)}
 
 
 def newest(inputs: dict[str, Any], count: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.grow import Advance, Grown
-from redrafter_jax.models.cache import init_cache, split_layers
+from redrafter_jax.models.cache import init_cache, rows_of, split_layers
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.types import Decided, KVCache, TokenTree, View
 
@@ -114,7 +114,8 @@ def draft_tree(read: Read, target: Target, tree: TreeConfig) -> TokenTree:
         root=jnp.asarray(CHAIN[:1]),
         sampling=sampling_arrays([SamplingConfig()], [0], target.config.vocab_size),
     )
-    own, cache = jax.tree.map(lambda leaf: leaf[row], (read.own, read.cache))
+    own = jax.tree.map(lambda leaf: leaf[row], read.own)
+    cache = rows_of(read.cache, jnp.arange(len(LENGTHS))[row])
     noise = jnp.zeros((1, tree.max_path, target.config.vocab_size))
     return jax.jit(
         lambda target, drafter: drafter.propose(target.merge(), own, cache, view, noise, tree)

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree
-from redrafter_jax.models.cache import extend
+from redrafter_jax.models.cache import append, slots_of
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import CacheShape, Decided, KVCache, TokenTree, View
 
@@ -102,7 +102,7 @@ class BigramAttention(Drafter):
             jax.nn.one_hot(tokens, self.vocab_size, dtype=target.dtype)[:, :, None]
             for tokens in (decided.tokens, decided.following)
         )
-        return own, extend(cache, (keys,), (values,), decided.count)
+        return own, append(cache, (keys,), (values,), decided.count)
 
     def propose(
         self,
@@ -113,7 +113,8 @@ class BigramAttention(Drafter):
         noise: Array,
         tree: TreeConfig,
     ) -> TokenTree:
-        keys, values = cache.keys[0][:, 0], cache.values[0][:, 0]
+        sides = cache.keys[0], cache.values[0]
+        keys, values = (slots_of(side, cache.table)[:, 0] for side in sides)
         place = jnp.arange(keys.shape[1])
         read = place < cache.lengths[:, None]
 

@@ -10,20 +10,26 @@ import jax.experimental.pallas.fuser  # its import, by the first kernel, would e
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_arrays import Case, expected_output, newest
+from attention_arrays import Case, expected_output, newest, paged
 from attention_arrays import random_inputs as draw_inputs
 
-from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention import PAGE, tree_attention
 from pallas_kernels.tree_attention.reference import BLOCK, reference
+from redrafter_jax.models.cache import slots_of
 
 S = 80
 LENGTHS = (0, S, 13)
 SCALE = 0.3
 
 
-attend = jax.jit(
+_attend = jax.jit(
     partial(tree_attention, scale=SCALE, implementation="reference"), static_argnames="window"
 )
+
+
+def attend(window: int | None = None, **inputs: Any) -> jax.Array:
+    """The reference on a cache [B K S H], whose pages lie anywhere."""
+    return _attend(**paged(inputs), window=window)
 
 
 def random_inputs(
@@ -60,10 +66,13 @@ def test_a_window_past_every_position_is_none() -> None:
     inputs = random_inputs(7, 2)
 
     def program(window: int | None) -> str:
-        return str(jax.make_jaxpr(partial(tree_attention, scale=SCALE, window=window))(**inputs))
+        return str(
+            jax.make_jaxpr(partial(tree_attention, scale=SCALE, window=window))(**paged(inputs))
+        )
 
-    assert program(S + 7) == program(None)
-    assert program(S + 6) != program(None)
+    room = 2 * PAGE  # of 80 slots
+    assert program(room + 7) == program(None)
+    assert program(room + 6) != program(None)
 
 
 def test_a_window_sees_at_least_the_node_itself() -> None:
@@ -79,10 +88,11 @@ def test_garbage_past_the_lengths_changes_no_bit(garbage: float, window: int | N
     np.testing.assert_array_equal(attend(**dirty, window=window), attend(**clean, window=window))
 
 
-@pytest.mark.parametrize("slots", [4 * BLOCK, 4 * BLOCK + 8])
-def test_the_cache_is_read_and_not_copied(slots: int) -> None:
-    program = attend.lower(**inputs_of(slots, (0, 40, 13))).compile()
-    made_by = set(re.findall(rf"= f32\[3,2,{slots},16\]\S* ([\w-]+)\(", program.as_text() or ""))
+@pytest.mark.parametrize("pages", [16, 17])
+def test_the_cache_is_read_and_not_copied(pages: int) -> None:
+    program = _attend.lower(**paged(inputs_of(pages * PAGE, (0, 40, 13)))).compile()
+    whole = rf"= f32\[{3 * pages},2,{PAGE},16\]\S* ([\w-]+)\("
+    made_by = set(re.findall(whole, program.as_text() or ""))
     assert made_by <= {"parameter", "get-tuple-element"}
 
 
@@ -116,13 +126,13 @@ def test_blocks_that_no_row_sees_are_not_read(
 ) -> None:
     read: list[int] = []
 
-    def record(cached: Any, index: Any) -> Any:
+    def record(cached: Any, table: Any, index: Any) -> Any:
         read.append(int(index))
-        return cached[:, :, int(index) * BLOCK :][:, :, :BLOCK]
+        return slots_of(cached, table)[:, :, int(index) * BLOCK :][:, :, :BLOCK]
 
     monkeypatch.setattr(sys.modules[reference.__module__], "_block", record)
     with jax.disable_jit():
-        reference(**inputs_of(8 * BLOCK, lengths), scale=SCALE, window=window)
+        reference(**paged(inputs_of(8 * BLOCK, lengths)), scale=SCALE, window=window)
     assert read[::2] == read[1::2] == blocks  # keys and values
 
 
@@ -143,7 +153,9 @@ def test_bfloat16_goes_in_and_comes_out(nodes: int) -> None:
     [
         ("q", (3, 7, 64), "q has shape (3, 7, 64), not 4 axes."),
         ("k_cache", (3, S, 2), "k_cache has shape (3, 80, 2), not 4 axes."),
-        ("v_cache", (3, 2, S + 1, 16), "(3, 2, 81, 16), but q (3, 7, 4, 16), k_cache"),
+        ("k_cache", (6, 2, 32, 16), "ask for (6, 2, 64, 16)."),
+        ("v_cache", (5, 2, 64, 16), "(5, 2, 64, 16), but q (3, 7, 4, 16), k_cache"),
+        ("table", (2, 2), "table has shape (2, 2)"),
         ("lengths", (2,), "lengths has shape (2,)"),
         ("k_tree", (3, 7, 2, 8), "and 7 nodes in k_tree ask for (3, 7, 2, 16)."),
         ("k_tree", (3, 7, 2), "k_tree has shape (3, 7, 2), not 4 axes."),
@@ -154,7 +166,7 @@ def test_bfloat16_goes_in_and_comes_out(nodes: int) -> None:
     ],
 )
 def test_wrong_shapes_are_refused(name: str, shape: tuple[int, ...], words: str) -> None:
-    inputs = random_inputs(7, 2)
+    inputs = paged(random_inputs(7, 2))
     inputs[name] = jnp.zeros(shape, inputs[name].dtype)
     with pytest.raises(ValueError, match=f"^tree_attention: .*{re.escape(words)}"):
         tree_attention(**inputs, scale=SCALE, window=None, implementation=None)

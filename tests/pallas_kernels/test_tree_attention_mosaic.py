@@ -8,7 +8,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_arrays import Case, expected_output, newest, random_inputs
+from attention_arrays import Case, expected_output, newest, paged, random_inputs
 from mosaic_kernels import Device, fenced, races_found, watched_interpreter
 from needs import needs_compiler, needs_hopper
 
@@ -31,7 +31,7 @@ VICUNA = Case((4096,), 32, 1, 4096, head_dim=128, heads=32)
 CASES = {
     "one node, four splits": Case((0, 1, 64, 256), 1, 8, 256),
     "one node, one program, the ring goes round": Case((700,), 1, 4, 704, 128, cores=1),
-    "two ways, a last block that starts earlier": Case((0, 80, 64, 13), 7, 2, 80),
+    "two ways, a last page in part": Case((0, 80, 64, 13), 7, 2, 80),
     "three tiles share the reads": Case((65,), 33, 4, 128),
     "two groups of tiles": Case((100,), 33, 8, 128, heads=2),
     "a full tile of nodes": Case((64, 1), 64, 1, 128, 128),
@@ -51,7 +51,7 @@ def test_equals_attention_in_float64_without_races(name: str) -> None:
     scale = case.head_dim**-0.5
     expected = expected_output(inputs, scale)
     with watched_interpreter(case.cores):
-        output = np.asarray(jax.jit(partial(interpreted, scale=scale))(**inputs))
+        output = np.asarray(jax.jit(partial(interpreted, scale=scale))(**paged(inputs)))
         assert not races_found()
     assert output.dtype == case.dtype
     error = np.linalg.norm(output.astype(np.float64) - expected, axis=-1)
@@ -61,7 +61,7 @@ def test_equals_attention_in_float64_without_races(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "attending"),
     [
-        ("two ways, a last block that starts earlier", 3),
+        ("two ways, a last page in part", 3),
         long("two blocks of nodes", 5),
         long("four blocks of nodes, an empty cache", 70),
     ],
@@ -73,7 +73,7 @@ def test_the_newest_nodes_of_a_tree_attend_alone(name: str, attending: int) -> N
     expected = expected_output(inputs, scale)[:, -attending:]
     with watched_interpreter(case.cores):
         attend = jax.jit(partial(interpreted, scale=scale))
-        output = np.asarray(attend(**newest(inputs, attending)))
+        output = np.asarray(attend(**newest(paged(inputs), attending)))
         assert not races_found()
     error = np.linalg.norm(output.astype(np.float64) - expected, axis=-1)
     assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
@@ -101,7 +101,7 @@ def test_the_interpreter_finds_the_races_of_a_kernel_that_waits_for_nothing(
     monkeypatch.setattr(plgpu, "barrier_wait", lambda barrier: None)
     with watched_interpreter(cores=1):
         inputs = random_inputs(Case((8,), 1, 1, 64))
-        jax.block_until_ready(jax.jit(partial(interpreted, scale=0.1))(**inputs))
+        jax.block_until_ready(jax.jit(partial(interpreted, scale=0.1))(**paged(inputs)))
         assert races_found()
 
 
@@ -118,7 +118,7 @@ FENCED = {
 
 
 def fenced_of(name: str) -> list[str]:
-    inputs = jax.eval_shape(lambda: random_inputs(LOWERED[name]))
+    inputs = jax.eval_shape(lambda: paged(random_inputs(LOWERED[name])))
     return fenced(partial(mosaic_gpu, scale=0.1), inputs, FENCED)
 
 
@@ -133,7 +133,6 @@ def test_lowered_for_cuda_each_path_has_its_fence(name: str) -> None:
         ({"dtype": jnp.float32}, "all bfloat16 or all float16, but are float32"),
         ({"k_cache": jnp.zeros((1, 1, 64, 64), jnp.float16)}, "but are bfloat16 and float16"),
         ({"head_dim": 96}, "64 or 128, but is 96"),
-        ({"slots": 48}, "64 slots or more, a multiple of 8, but has 48"),
         ({"window": 8}, "but only a window of 8 positions is asked for"),
     ],
 )
@@ -141,7 +140,7 @@ def test_what_it_does_not_take_is_refused_with_the_reason(
     change: dict[str, Any], reason: str
 ) -> None:
     shape = {name: value for name, value in change.items() if name in Case._fields}
-    inputs = random_inputs(Case((1,), 2, 2, 64)._replace(**shape))
+    inputs = paged(random_inputs(Case((1,), 2, 2, 64)._replace(**shape)))
     inputs |= {name: value for name, value in change.items() if name not in Case._fields}
     with pytest.raises(NotImplementedError, match=f"'mosaic_gpu_interpret' .*{reason}; use"):
         tree_attention(**inputs, scale=1.0, implementation="mosaic_gpu_interpret")
@@ -156,7 +155,7 @@ def test_the_assembler_gives_the_registers_planned_and_spills_none(
     nodes: int, group: int, head_dim: int, slots: int, dtype: Any
 ) -> None:
     case = Case((slots,), nodes, group, slots, head_dim, 2, dtype)
-    inputs = jax.eval_shape(lambda: random_inputs(case))
+    inputs = jax.eval_shape(lambda: paged(random_inputs(case)))
     kernels = compile_on(
         gpu_mesh("h200"), jax.jit(partial(mosaic_gpu, scale=0.1)), **inputs
     ).kernels
@@ -187,14 +186,14 @@ def test_hoppers_take_the_kernel(device: Device, kernel: bool) -> None:
 def test_none_is_the_kernel_on_hopper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "current_device", Device)
     attend = jax.jit(partial(tree_attention, scale=0.1))
-    lowered = attend.trace(**random_inputs(Case((1,), 2, 2, 64))).lower
+    lowered = attend.trace(**paged(random_inputs(Case((1,), 2, 2, 64)))).lower
     assert "mosaic_gpu" in lowered(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" not in lowered(lowering_platforms=("cpu",)).as_text()
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="is about machines without a Hopper")
 def test_the_kernel_cannot_run_without_a_hopper() -> None:
-    inputs = random_inputs(Case((1,), 2, 2, 64))
+    inputs = paged(random_inputs(Case((1,), 2, 2, 64)))
     with pytest.raises(NotImplementedError, match=r"'mosaic_gpu' cannot run here: it needs a Hopp"):
         tree_attention(**inputs, scale=1.0, implementation="mosaic_gpu")
 
@@ -203,7 +202,7 @@ def test_too_few_threads_for_the_interpreter_are_no_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NPROC", "2")
-    inputs = random_inputs(Case((1,), 1, 1, 64))
+    inputs = paged(random_inputs(Case((1,), 1, 1, 64)))
     with pytest.raises(NotImplementedError, match="not 2; use"):
         tree_attention(**inputs, scale=0.1, implementation="mosaic_gpu_interpret")
 
@@ -220,7 +219,7 @@ def test_the_gpu_takes_the_newest_nodes_alone(
     inputs = random_inputs(case)
     attend = jax.jit(partial(tree_attention, scale=head_dim**-0.5, implementation="mosaic_gpu"))
     expected = expected_output(inputs, head_dim**-0.5)[:, -attending:]
-    output = np.asarray(attend(**newest(inputs, attending)), np.float64)
+    output = np.asarray(attend(**newest(paged(inputs), attending)), np.float64)
     error = np.linalg.norm(output - expected, axis=-1)
     assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()
 
@@ -238,5 +237,5 @@ def test_the_gpu_computes_what_the_specification_says(
     inputs = random_inputs(case)
     attend = jax.jit(partial(tree_attention, scale=head_dim**-0.5, implementation="mosaic_gpu"))
     expected = expected_output(inputs, head_dim**-0.5)
-    error = np.linalg.norm(np.asarray(attend(**inputs), np.float64) - expected, axis=-1)
+    error = np.linalg.norm(np.asarray(attend(**paged(inputs)), np.float64) - expected, axis=-1)
     assert (error < 1e-2 * np.linalg.norm(expected, axis=-1)).all()

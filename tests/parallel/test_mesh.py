@@ -18,6 +18,7 @@ from tiny_models import (
     tiny_config,
 )
 
+from pallas_kernels.tree_attention import PAGE
 from redrafter_jax import (
     Generation,
     InputError,
@@ -150,7 +151,8 @@ def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, Loaded
     assert sorted(state.cache.lengths.tolist()) == sorted(map(len, PROMPTS))
     B, S = state.tokens.shape
     for layer in (*state.cache.keys, *state.cache.values):
-        assert {shard.data.shape for shard in layer.addressable_shards} == {(B // 2, 1, S, 8)}
+        pages = B // 2 * S // PAGE
+        assert {shard.data.shape for shard in layer.addressable_shards} == {(pages, 1, PAGE, 8)}
         assert len({shard.index for shard in layer.addressable_shards}) == 8
     assert {shard.data.shape for shard in state.tokens.addressable_shards} == {(B // 2, S)}
 
