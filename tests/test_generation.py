@@ -116,7 +116,7 @@ def test_a_tokenizer_without_a_template_continues_texts_alone(habitual_target: T
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=character_tokenizer())
     options: dict[str, Any] = {"max_new_tokens": 2, "tokenizer": tokenizer}
     assert generate(habitual_target, None, "ab", **options).texts is not None
-    with pytest.raises(InputError, match="no chat template; set tokenizer.chat_template"):
+    with pytest.raises(InputError, match=r"no chat template; set tokenizer\.chat_template"):
         generate(habitual_target, None, TURNS, **options)
 
 

@@ -363,6 +363,38 @@ def test_what_the_report_found_is_recommended(
 
 
 @pytest.mark.parametrize(
+    ("repeating", "kept", "words"),
+    [
+        (
+            (8, 8),
+            [],
+            "8 of 8 texts repeat themselves, which any drafter guesses; at temperature 0.7 "
+            "too little data; `eval compare` measures the head on prompts of your own, until then",
+        ),
+        ((8, 0), [0.7], "which any drafter guesses; at temperature 0.7 1.50 times; the table"),
+        (
+            (0, 8),
+            [0.0],
+            "decodes 1.50 times as fast (middle half 1.45 to 1.55) with W=1 R=1 N=2; "
+            "at temperature 0.7 too little data; the table",
+        ),
+    ],
+)
+def test_texts_that_repeat_themselves_give_no_gain_to_the_head(
+    repeating: tuple[int, int], kept: list[float], words: str, tmp_path: Path
+) -> None:
+    plan = write_ending(tmp_path, {0.0: 1.5, 0.7: 1.5}, BOTH)
+    path = tmp_path / "report" / "compare.json"
+    report = json.loads(path.read_text())
+    for case, count in zip(report["samplings"], repeating, strict=True):
+        case["answers"]["repeating"] = count
+    path.write_text(json.dumps(report))
+    pays, sentence = verdict(tmp_path, plan)
+    assert pays == kept
+    assert words in sentence
+
+
+@pytest.mark.parametrize(
     ("speedups", "options"),
     [
         ({0.0: 1.2, 0.7: 1.1}, "--drafter {}"),

@@ -70,7 +70,10 @@ def obey_report(folder: Path) -> None:
 
 
 def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
-    """At which of the temperatures the table has a tree for one prompt, and what was found."""
+    """At which temperatures the head pays for one prompt, and what was found.
+
+    There the table has a tree, and the report's texts tell something of the head.
+    """
     report = _report(folder)
     table = find_tree_table(_drafter(folder))
     assert table is not None
@@ -80,15 +83,24 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
         texts = Texts(len(case["prompts"]), answers["repeating"], answers["short"])
         verdicts.append(judge(_ways(case), texts))
     temperatures = [case["sampling"]["temperature"] for case in report["samplings"]]
-    pays = [one for one in temperatures if table.nearest(1, one).tree is not None]
+    pays = [
+        temperature
+        for temperature, found in zip(temperatures, verdicts, strict=True)
+        if found.kind != "too little data" and table.nearest(1, temperature).tree is not None
+    ]
     first, *others = verdicts
     also = "".join(
-        f"; at temperature {temperature:g} {other.way.median:.2f} times"
+        f"; at temperature {temperature:g} "
+        + (other.kind if other.kind == "too little data" else f"{other.way.median:.2f} times")
         for temperature, other in zip(temperatures[1:], others, strict=True)
     )
     larger = sorted({one.batch_size for one in table.trees if one.batch_size > 1 and one.tree})
     if pays:
         then = f"the table beside the head, {TREE_TABLE}, says where it is used"
+    elif first.kind == "too little data":
+        then = (
+            "`eval compare` measures the head on prompts of your own, until then decode without it"
+        )
     elif larger:
         then = (
             "decode one prompt at a time without the head; of several at once the tuner found it "
