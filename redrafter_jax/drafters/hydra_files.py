@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from redrafter_jax.drafters.hydra import HydraConfig, PrefixLayer
+from redrafter_jax.drafters.hydra_head import HydraConfig, PrefixLayer
 from redrafter_jax.drafters.published import DESCRIBING, Reader, Shapes, first_stated
 
 MODEL_TYPE = "hydra"

@@ -14,7 +14,7 @@ from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.hydra import HydraConfig, PrefixLayer
+from redrafter_jax.drafters.hydra_head import HydraConfig, PrefixLayer
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent import RecurrentConfig
 from redrafter_jax.files.parameters import dotted, is_matrix
