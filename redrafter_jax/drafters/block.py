@@ -1,4 +1,4 @@
-"""DFlash and DSpark heads in decoding: what they keep of the text, and the trees that they draft."""
+"""DFlash and DSpark heads in decoding: what they keep of the text, and the trees they draft."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,7 @@ class BlockDrafter(HeadDrafter):
         if self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "head")
 
-    def empty(self, target: Decoder, rows: int) -> tuple[()]:
+    def empty(self, target: Decoder, rows: int) -> Any:
         del target, rows
         return ()
 

@@ -87,7 +87,7 @@ def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(within, Mapping | None):
         READER.refuse(_NESTED, f"is {within!r:.80}; it must be an object of fields.")
     for name, value in (within or {}).items():
-        if name not in (_LAYER_IDS, "mask_token_id", "block_size"):
+        if name not in (_LAYER_IDS, "mask_token_id", "block_size") and value:
             READER.refuse(_NESTED, f"states {name}={value!r:.80}, which is not supported.")
     return {**(within or {}), **{name: one for name, one in stated.items() if one is not None}}
 

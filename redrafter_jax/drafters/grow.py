@@ -35,8 +35,8 @@ class Grown(NamedTuple):
 # How a drafter goes on from the newest token of each beam, which stands as many positions after the
 # root as rounds came before, to the scores of the U tokens that can be drafted; on a mesh maybe to
 # this device's part of them. It takes what the round before left, the tokens and the round, from 0
-# to R - 1; it returns what it leaves itself, and the scores, [B 1 U] where all beams share them. The
-# round is an int in the first call, and in all where the rounds are unrolled.
+# to R - 1, which is an int in the first call, and in all where rounds are unrolled; it returns what
+# it leaves itself, and the scores, [B 1 U] where all beams share them.
 Advance = Callable[
     [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B _ U"]]
 ]

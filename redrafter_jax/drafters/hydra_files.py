@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from redrafter_jax.drafters.hydra import HydraConfig, PrefixLayer
+from redrafter_jax.drafters.hydra_head import HydraConfig, PrefixLayer
 from redrafter_jax.drafters.published import DESCRIBING, Reader, Shapes, first_stated
 
 MODEL_TYPE = "hydra"
@@ -36,6 +36,9 @@ IGNORED = (
     re.escape(_ROTARY),
     r"copies\..*",
 )
+_BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(?:weight|bias)")
+# Of all Vicunas; what is wrong for a target is told before decoding.
+_PUBLISHED_HEAD_DIM = 128
 _NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 
 
@@ -46,19 +49,16 @@ def is_published(stated: Mapping[str, Any]) -> bool:
 
 def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
     """The weights, those of blocks that the last one stands for under "copies."."""
+    places = {name: found.groups() for name in stored if (found := _BLOCK.fullmatch(name))}
     last: dict[str, int] = {}
-    grounded: dict[str, int] = {}
-    for name in stored:
-        if found := re.fullmatch(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\..*", name):
-            head, block, part = found.groups()
-            last[head] = max(last.get(head, 0), int(block))
-            if part == "res_connection":
-                grounded[head] = int(block)
+    for head, block, _ in places.values():
+        last[head] = max(last.get(head, 0), int(block))
+    # The block that reads embeddings is no copy.
+    kept = {(head, str(block)) for head, block in last.items()}
+    kept |= {(head, block) for head, block, part in places.values() if part == "res_connection"}
 
     def called(name: str) -> str:
-        head, block = [*name.split("."), ""][1:3] if name.startswith("hydra_mlp.") else ("", "")
-        kept = (str(last.get(head)), str(grounded.get(head)))
-        return name if head not in last or block in kept else f"copies.{name}"
+        return f"copies.{name}" if name in places and places[name][:2] not in kept else name
 
     return {called(name): weight for name, weight in stored.items()}
 
@@ -80,8 +80,8 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         known = " and ".join(map(repr, _ARCHITECTURES))
         READER.refuse("hydra_head_arch", f"is {kind!r:.80}; {known} are read.")
     prefix = _ARCHITECTURES[kind]
-    blocks = [name.split(".")[2] for name in shapes if name.startswith("hydra_mlp.0.")]
-    held = max((_count(int(block), prefix) for block in blocks if block.isdecimal()), default=0)
+    blocks = [int(found[2]) for name in shapes if (found := _BLOCK.fullmatch(name))]
+    held = _count(max(blocks, default=-1), prefix)
     if held != layers:
         READER.refuse("hydra_num_layers", f"is {layers}, but the files hold {held} blocks a head.")
     values: dict[str, Any] = {
@@ -122,7 +122,7 @@ def to_files(config: HydraConfig) -> dict[str, Any]:
 
 
 def stored_name(config: HydraConfig, name: str) -> str:
-    """Ours: heads.0.first.linear.kernel, prefix.mlp_norm; theirs: hydra_mlp.0.0.linear.weight ..."""
+    """Ours: heads.0.first.linear.kernel ...; theirs: hydra_mlp.0.0.linear.weight ..."""
     name = name.replace(".kernel", ".weight")
     if name == "prefix_norm":
         return f"{_PREFIX}norm.weight"
@@ -153,14 +153,7 @@ def _read_prefix(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     keys, _ = shapes.get(f"{within}self_attn.k_proj.weight", (0, 0))
     inner, _ = shapes.get(f"{within}mlp.up_proj.weight", (0, 0))
     (pairs,) = shapes.get(_ROTARY, (0,))
-    heads = stated.get("num_attention_heads")
-    head_dim = stated.get("head_dim") or 2 * pairs or (width // heads if heads else 0)
-    if not head_dim:
-        READER.refuse(
-            "num_attention_heads",
-            "is not stated, and the files do not hold the rotary frequencies that tell it; state "
-            "the target's.",
-        )
+    head_dim = _head_dim(stated, width, 2 * pairs)
     scaling = stated.get("rope_scaling")
     if scaling is not None and scaling.get("type", scaling.get("rope_type")) != "linear":
         READER.refuse("rope_scaling", f"is {scaling!r:.80}; only linear scaling is supported.")
@@ -172,3 +165,26 @@ def _read_prefix(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         "rms_norm_eps": first_stated(stated, ("rms_norm_eps",), PrefixLayer.rms_norm_eps),
         "rope_scaling": None if scaling is None else {"factor": scaling.get("factor")},
     }
+
+
+def _head_dim(stated: Mapping[str, Any], width: int, told: int) -> int:
+    """H: as stated, as the rotary frequencies tell, or that of all published heads.
+
+    Args:
+      stated: fields of `config.json`.
+      width: D.
+      told: twice the number of frequencies in the files, 0 where there are none.
+    """
+    heads = stated.get("num_attention_heads")
+    own = stated.get("head_dim") or (width // heads if heads else told)
+    if told and own != told:
+        READER.refuse(
+            "head_dim", f"is {own}, but the rotary frequencies in the files are those of {told}."
+        )
+    if not own and width % _PUBLISHED_HEAD_DIM:
+        READER.refuse(
+            "num_attention_heads",
+            "is not stated, and the files do not hold the rotary frequencies that tell it; state "
+            "the target's.",
+        )
+    return own or _PUBLISHED_HEAD_DIM

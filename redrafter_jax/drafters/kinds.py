@@ -21,6 +21,7 @@ from redrafter_jax.drafters import (
     eagle_start,
     hydra,
     hydra_files,
+    hydra_head,
     medusa,
     model_drafter,
     published,
@@ -254,8 +255,8 @@ BLOCK = Kind(
 HYDRA = Kind(
     name="hydra",
     title="Hydra heads",
-    config=hydra.HydraConfig,
-    module=hydra.HydraHeads,
+    config=hydra_head.HydraConfig,
+    module=hydra_head.HydraHeads,
     drafter=hydra.HydraDrafter,
     files=FileLayout(
         fields=hydra_files.to_files,

@@ -59,9 +59,9 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused(habitual_target: Targe
     shape = BlockConfig(24, 32, 1, 48, 3, 3, 8, 4, 5, context_layers=(0,))
     mesh = make_mesh(model=2)
     words = "model=2, which does not divide the head's num_attention_heads of 3; 1 would"
+    head, target = place(random_drafter(shape), mesh), place(habitual_target, mesh)
     with pytest.raises(InputError, match=re.escape(words)):
-        head = place(random_drafter(shape), mesh)
-        generate(place(habitual_target, mesh), head, PROMPTS, max_new_tokens=2)
+        generate(target, head, PROMPTS, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("variant", [{}, {"confidence": True, "draft_tokens": tuple(range(20))}])
@@ -69,7 +69,8 @@ def test_on_a_mesh_that_splits_the_model_it_drafts_the_same(
     habitual_target: Target, variant: dict[str, Any]
 ) -> None:
     head = imitating_block(habitual_target, sequential=True, **variant)
-    mesh, options = make_mesh(model=2), {"max_new_tokens": 12, "tree": TreeConfig(3, 3, 7)}
+    mesh = make_mesh(model=2)
+    options: dict[str, Any] = {"max_new_tokens": 12, "tree": TreeConfig(3, 3, 7)}
     ours = generate(place(habitual_target, mesh), place(head, mesh), PROMPTS, **options)
     alone = generate(habitual_target, head, PROMPTS, **options)
     assert (ours.tokens, ours.steps) == (alone.tokens, alone.steps)

@@ -15,6 +15,7 @@ from tiny_models import (
     imitating_attention,
     imitating_block,
     imitating_eagle,
+    imitating_hydra,
     imitating_medusa,
 )
 from toy_drafters import CHAIN, BigramAttention, RepeatLast, Undecorated
@@ -53,6 +54,8 @@ KINDS = {
     "eagle of version 1": DRAFT,
     "block": DRAFT,
     "block of DFlash": TreeConfig(beam_width=3, draft_rounds=3, num_nodes=7, rerank=True),
+    "hydra": DRAFT,
+    "hydra of ++": TreeConfig(beam_width=3, draft_rounds=3, num_nodes=12, rerank=True),
     "lookup": CHAIN,
     "repeat": CHAIN,
     "bigram": CHAIN,
@@ -84,6 +87,8 @@ def drafter(kind: str, habitual_target: Target, good_drafter: LoadedHead) -> Any
         "eagle of version 1": lambda: imitating_eagle(habitual_target, "1"),
         "block": lambda: imitating_block(habitual_target, sequential=True, confidence=True),
         "block of DFlash": lambda: imitating_block(habitual_target, sequential=False),
+        "hydra": lambda: imitating_hydra(habitual_target, prefix=False),
+        "hydra of ++": lambda: imitating_hydra(habitual_target, prefix=True),
         "lookup": PromptLookup,
         "repeat": RepeatLast,
         # Without memory, and with fewer layers.

@@ -21,10 +21,11 @@ from redrafter_jax import (
     load_drafter,
     save_drafter,
 )
-from redrafter_jax.config import DynamicScaling, HeadConfig, Llama3Scaling
+from redrafter_jax.config import DynamicScaling, HeadConfig, LinearScaling, Llama3Scaling
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
+from redrafter_jax.drafters.hydra_head import HydraConfig, PrefixLayer
 from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind, kind_of, recognise
 from redrafter_jax.files.drafter_files import find_drafter
 from redrafter_jax.settings.sections import DrafterShape
@@ -68,6 +69,15 @@ SHAPES: dict[str, list[HeadConfig]] = {
             rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 64),
             fc_norm=True,
             norm_output=True,
+        ),
+    ],
+    "hydra": [
+        HydraConfig(V, D, 2, 1),
+        HydraConfig(V, D, 3, 3, draft_tokens=(0, 5, 12), hidden_state_offset=1),
+        HydraConfig(V, D, 2, 2, grounded=False, head="target", draft_tokens=(1, 2)),
+        HydraConfig(
+            *(V, D, 2, 4),
+            prefix=PrefixLayer(12, 4, 2, 2, rms_norm_eps=1e-5, rope_scaling=LinearScaling(2.0)),
         ),
     ],
     "block": [
@@ -201,6 +211,7 @@ BLOCK_SHAPE = {
     "mask_token": 4,
     "context_layers": (0,),
 }
+HYDRA_SHAPE = {"vocab_size": 5, "hidden_size": 4, "num_heads": 2, "num_draft_layers": 1}
 FIRST_EAGLE_SHAPE = {**EAGLE_SHAPE, "version": "1", "head": "target"}
 CONFIGS = {
     id(RECURRENT_SHAPE): RecurrentConfig,
@@ -208,6 +219,7 @@ CONFIGS = {
     id(EAGLE_SHAPE): EagleConfig,
     id(FIRST_EAGLE_SHAPE): EagleConfig,
     id(BLOCK_SHAPE): BlockConfig,
+    id(HYDRA_SHAPE): HydraConfig,
 }
 
 
@@ -253,6 +265,8 @@ CONFIGS = {
         (FIRST_EAGLE_SHAPE, {"head": "own"}, "head is 'own' and version is '1', which the target"),
         (FIRST_EAGLE_SHAPE, {"fc_norm": True}, "fc_norm is True and version is '1', which has no"),
         (FIRST_EAGLE_SHAPE, {"context_layers": (1,)}, "version is '1', which reads the last layer"),
+        (HYDRA_SHAPE, {"num_draft_layers": 0}, "num_draft_layers is 0; it must be greater than 0"),
+        (HYDRA_SHAPE, {"context_layers": (1,)}, "hidden_state_offset says what Hydra heads read"),
         (BLOCK_SHAPE, {"mask_token": 5}, "mask_token is 5, and there are 5 tokens, counted from 0"),
         (BLOCK_SHAPE, {"block_size": 1}, "block_size is 1, the root alone, and sample_from_anchor"),
         (BLOCK_SHAPE, {"context_layers": ()}, "context_layers is empty; name the layers of the"),
@@ -293,6 +307,8 @@ def test_no_kind_drafts_more_tokens_than_it_has(
         ("medusa", {"final_beams_only": True}, "final_beams_only is for heads that draft in beams"),
         ("medusa", {"rerank": True}, "rerank is for heads that draft in beams"),
         ("eagle3", {"static_tree": True}, "static_tree is for heads that draft by rank"),
+        ("hydra", {"static_tree": True}, "static_tree is for heads that draft by rank"),
+        ("hydra", {"draft_rounds": 4}, "draft_rounds is 4, more than the 2 Hydra heads"),
         ("block", {"static_tree": True}, "static_tree is for heads that draft by rank"),
         ("block", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 places of the head's"),
         ("medusa", {"draft_rounds": 4}, "draft_rounds is 4, more than the 3 Medusa heads"),
@@ -411,6 +427,16 @@ def test_a_head_as_wide_as_the_target_can_start_as_the_targets(name: str) -> Non
             3,
             4 + 2 * 2,
         ),
+        # The first three of four heads: two matrices from as many widths as there are tokens before
+        # and one for the hidden state, a block that is run twice, 13 tokens with a bias.
+        (
+            HydraConfig(V, D, 4, 3, prefix=PrefixLayer(12, 4, 2, 2)),
+            2 * 64 * (2 + 3 + 4) + 3 * (2 * 8 + 2 * 72 + 8 * 13 + 13),
+            0,
+            5,
+        ),
+        # One block, run twice; the target's projection scores.
+        (HydraConfig(V, D, 4, 2, grounded=False, head="target"), 3 * 2 * 72, 3, 0),
         # The last norm, and a layer: its norms, those of queries and keys, queries and output,
         # keys and values, the feed-forward block. The gate and the 13 tokens of the sequential head
         # and the confidence head three times, of the block of four the embeddings.

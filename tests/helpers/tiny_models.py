@@ -14,6 +14,7 @@ from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.hydra_head import HydraConfig, PrefixLayer
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.files.parameters import dotted, stored_parameters
@@ -319,6 +320,44 @@ def imitating_block(
         known = jnp.asarray(shape.draft_tokens or range(V))
         head.markov.scores.kernel[...] = target.merge().lm_head[:, known]
     return Model.split(shape, head)
+
+
+def imitating_hydra(target: Target, *, prefix: bool, memory: float = 0.05) -> LoadedHead:
+    """Hydra heads that mostly compute the forgetful target's map from the newest token to logits.
+
+    The first block of head k takes the embedding of the last token that it is fed, as large as the
+    target's norm makes it on average; the target's norm weighs it, and its projection scores it.
+    `memory` scales all else, so that what is drafted depends on the hidden state.
+
+    Args:
+      target: the forgetful target.
+      prefix: whether they are Hydra++'s.
+      memory: how much all else adds.
+    """
+    config, heads = target.config, 3
+    V, D = config.vocab_size, config.hidden_size
+    layer = PrefixLayer(
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.rms_norm_eps,
+    )
+    shape = HydraConfig(V, D, heads, 2, prefix=layer if prefix else None)
+    module, decoder = random_drafter(shape).merge(), target.merge()
+    _, normalised, _ = _markov_chain(target)
+    scale = np.abs(normalised).mean() / np.abs(np.asarray(decoder.embed_tokens[...])).mean()
+    for head in module.heads:
+        first = head.first
+        first.linear.kernel[...] = memory * first.linear.kernel[...]
+        first.residual.kernel[...] = memory * first.residual.kernel[...]
+        first.residual.kernel[...] = first.residual.kernel[...].at[-D:].set(scale * jnp.eye(D))
+        head.again.linear.kernel[...] = memory * head.again.linear.kernel[...]
+        for block in (first.linear, first.residual, head.again.linear):
+            block.bias[...] = memory * block.bias[...]
+        head.lm_head.kernel[...] = decoder.lm_head[...]
+        head.lm_head.bias[...] = memory * head.lm_head.bias[...]
+    return Model.split(shape, module)
 
 
 def assert_same(first: Model[Any, Any], second: Model[Any, Any]) -> None:

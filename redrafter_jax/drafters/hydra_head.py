@@ -1,0 +1,196 @@
+"""Hydra heads (arXiv 2402.05109): one for every token after the next, each with those before it.
+
+Head k reads the target's hidden state at the last token and the embeddings of the root and of the k
+tokens drafted after it, so that every beam has scores of its own. Hydra++ first passes the hidden
+states through a decoder layer with keys and values of its own. Heads that are not grounded read no
+embeddings, as Medusa's.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from redrafter_jax.config import HeadConfig, LinearScaling, TargetConfig, TreeConfig
+from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
+from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.decoder_layer import Attend, DecoderLayer, norm_weight, normalised
+from redrafter_jax.models.linear import linear
+from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
+from redrafter_jax.types import Scorer
+
+
+@dataclass(frozen=True)
+class PrefixLayer:
+    """Shape of the decoder layer of Hydra++, which is the target's.
+
+    Attributes:
+      intermediate_size: of the feed-forward block.
+      num_attention_heads: Q.
+      num_key_value_heads: K.
+      head_dim: H.
+      rms_norm_eps: of its norms, and of the one behind it.
+      rope_theta: rotary base; a constant of the authors' code, whatever the target's.
+      rope_scaling: how rotary frequencies are stretched; None leaves them plain. The authors' code
+        has linear scaling, and a dynamic one that is not supported.
+    """
+
+    intermediate_size: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Positive = 10000.0
+    rope_scaling: LinearScaling | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class HydraConfig(HeadConfig):
+    """Shape of Hydra heads, whose width is the target's.
+
+    Attributes:
+      num_heads: how many tokens after the root are predicted, each by a head of its own.
+      num_draft_layers: residual blocks of every head. Those after the first are one block, run so
+        often; of heads that are not grounded all are.
+      grounded: whether they read the embeddings of the root and of the tokens drafted before.
+      hidden_state_offset: how many layers before the last the hidden state is taken; 0 is the last
+        one, after the final norm.
+      prefix: the decoder layer of Hydra++; None for heads that have none.
+    """
+
+    num_heads: Count
+    num_draft_layers: Count
+    grounded: bool = True
+    hidden_state_offset: Natural = 0
+    prefix: PrefixLayer | None = None
+    head: Literal["own", "target"] = field(default="own", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        problem = f"is {self.context_layers}; hidden_state_offset says what Hydra heads read."
+        require(not self.context_layers, self, "context_layers", problem)
+        if self.prefix is not None:
+            _ = self.layer  # which checks its sizes
+
+    @property
+    def layer(self) -> TargetConfig:
+        """The decoder layer of Hydra++, as the one of a target."""
+        prefix = self.prefix
+        assert prefix is not None, "heads without a layer"
+        return TargetConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=prefix.intermediate_size,
+            num_hidden_layers=1,
+            num_attention_heads=prefix.num_attention_heads,
+            num_key_value_heads=prefix.num_key_value_heads,
+            head_dim=prefix.head_dim,
+            rope_theta=prefix.rope_theta,
+            rms_norm_eps=prefix.rms_norm_eps,
+            max_position_embeddings=1,  # the target's limit holds
+            tie_word_embeddings=True,
+            eos_token_ids=(),
+            rope_scaling=prefix.rope_scaling,
+        )
+
+    def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
+        """The layer whose output the heads read, unless it is the last."""
+        if not self.hidden_state_offset:
+            return ()
+        layer = target.num_hidden_layers - 1 - self.hidden_state_offset
+        if layer < 0:
+            raise InputError(
+                f"The drafter's hidden_state_offset is {self.hidden_state_offset}, and the target "
+                f"has {target.num_hidden_layers} layers; use a drafter trained for this target."
+            )
+        return (layer,)
+
+    def check_tree(self, tree: TreeConfig) -> None:
+        """Refuse trees of ranks, more rounds than heads, and more tokens than can be drafted."""
+        tree.check_beams("Hydra heads")
+        if tree.draft_rounds > self.num_heads:
+            raise InputError(
+                f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.num_heads} "
+                "Hydra heads that the drafter has; draft fewer."
+            )
+        super().check_tree(tree)
+
+
+class HydraBlock(nnx.Module):
+    """A residual block, `R x + SiLU(A x + a)`; R is the identity where it keeps the width."""
+
+    def __init__(self, inputs: int, width: int, *, rngs: nnx.Rngs) -> None:
+        self.linear = Dense(inputs, width, bias=True, rngs=rngs)
+        if inputs != width:
+            self.residual = Dense(inputs, width, bias=True, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... D"]:
+        kept = self.residual(x) if hasattr(self, "residual") else x
+        return kept + jax.nn.silu(self.linear(x))
+
+
+class HydraHead(nnx.Module):
+    """The blocks of one head, and its vocabulary projection unless the target lends its own."""
+
+    def __init__(self, config: HydraConfig, number: int, *, rngs: nnx.Rngs) -> None:
+        D, repeated = config.hidden_size, config.num_draft_layers
+        self.config = config
+        if config.grounded:
+            repeated -= 1
+            self.first = HydraBlock((number + 2) * D, D, rngs=rngs)
+        if repeated:
+            self.again = HydraBlock(D, D, rngs=rngs)
+        if config.head == "own":
+            self.lm_head = Dense(D, config.draft_vocab_size, bias=True, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "... I"], scorer: Scorer | None = None
+    ) -> Float[Array, "... U"]:
+        """Scores, float32; on a mesh, those of this device's part of U."""
+        repeated = self.config.num_draft_layers
+        if self.config.grounded:
+            x, repeated = self.first(x), repeated - 1
+        for _ in range(repeated):
+            x = self.again(x)
+        if self.config.head == "own":
+            kernel, bias = self.lm_head.kernel.get_value(), self.lm_head.bias[...]
+            return linear(x, kernel, jnp.float32) + bias.astype(jnp.float32)
+        assert scorer is not None, "head='target' has no projection of its own: pass scorer="
+        return scorer(x)
+
+
+class HydraHeads(HeadWeights):
+    """Parameters of Hydra heads; head k predicts the token k + 1 places after the root."""
+
+    config: HydraConfig
+
+    def __init__(self, config: HydraConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        if config.prefix is not None:
+            self.prefix = DecoderLayer(config.layer, rngs=rngs)
+            self.prefix_norm = norm_weight(config.layer)
+        numbers = range(config.num_heads)
+        self.heads = nnx.List([HydraHead(config, number, rngs=rngs) for number in numbers])
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of activations: that of biases, which are never quantized."""
+        head = self.heads[0]
+        block = head.first if self.config.grounded else head.again
+        return block.linear.bias[...].dtype
+
+    def pass_layer(
+        self, hidden: Float[Array, "B C D"], positions: Int[Array, "B C"], attend: Attend
+    ) -> tuple[Float[Array, "B C D"], Float[Array, "B C K H"], Float[Array, "B C K H"]]:
+        """Hidden states through the layer of Hydra++ and its norm; and their keys and values."""
+        layer = self.config.layer
+        frequencies = rotary_frequencies(layer.head_dim, layer.rope_theta, layer.rope_scaling)
+        passed, keys, values = self.prefix(hidden, rotary_angles(positions, frequencies), attend)
+        return normalised(passed, self.prefix_norm, layer), keys, values
