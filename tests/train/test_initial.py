@@ -177,6 +177,10 @@ WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
             "context_layers holds 0; the target has 1 layers",
         ),
         (
+            {"kind": "eagle3"},
+            "The target has 1 layers, and the EAGLE-3 head does not name .* in context_layers",
+        ),
+        (
             {"exit_dim": 16, "draft_vocab_size": 32},
             "draft_vocab_size is 32; the target has 31 tokens, .* ask for 1 to 31",
         ),
