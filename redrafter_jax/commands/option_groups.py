@@ -107,8 +107,8 @@ def add_tree(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--adaptive",
         choices=("on", "off"),
-        help="decode without drafts while a tree gains less than it costs (on with the drafter's "
-        "draft.yaml, else off)",
+        help="decode without drafts while a tree gains less than it costs (on, unless one of the "
+        "options above gives a tree)",
     )
 
 

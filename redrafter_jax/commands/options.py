@@ -47,7 +47,7 @@ class TextDecoder(NamedTuple):
       target: the target.
       drafter: the drafter, checked for this target; None for autoregressive decoding.
       tree: the shape of its trees, or the tuner's table.
-      adaptive: whether plain decoding takes over where a tree does not pay; None for the default.
+      adaptive: whether plain decoding takes over where a tree does not pay.
       sampling: how tokens are chosen.
       format: the way prompts are written, and what ends a continuation.
     """
@@ -55,7 +55,7 @@ class TextDecoder(NamedTuple):
     target: Target
     drafter: Drafter | LoadedHead | None
     tree: TreeConfig | TreeTable | None
-    adaptive: bool | None
+    adaptive: bool
     sampling: SamplingConfig
     format: PromptFormat
 
@@ -184,9 +184,11 @@ def find_drafting(
     return found, tree if given else find_tree_table(arguments.drafter) or tree
 
 
-def adaptive_of(arguments: argparse.Namespace) -> bool | None:
-    """Whether a tree gives way where it does not pay; None leaves it to the engine."""
-    return None if arguments.adaptive is None else arguments.adaptive == "on"
+def adaptive_of(arguments: argparse.Namespace) -> bool:
+    """Whether a tree gives way where it does not pay: unless one is given, or as asked."""
+    if arguments.adaptive is not None:
+        return arguments.adaptive == "on"
+    return not given_options(TreeConfig, arguments)
 
 
 def _tree_for(

@@ -36,6 +36,8 @@ def continue_all(
     models = ["--target", folders.target, "--drafter", folders.drafter]
     files = ["--prompts", prompts, "--output", str(output)]
     choice = ["--temperature", "1", "--seed", str(SEED), "--max-new-tokens", str(NEW_TOKENS)]
+    # Steps and all, the same rows each time.
+    choice += ["--adaptive", "off"]
     return lambda *more: run_redrafter("generate", *models, *files, *choice, *more)
 
 

@@ -73,7 +73,7 @@ def test_a_model_drafts_by_its_name(
 ) -> None:
     """The target's own folder is a model, too; its chain of 4 comes true."""
     named = PairFolders(folders.target, drafter or folders.target)
-    code, out, err = run_redrafter(*arguments_of(named))
+    code, out, err = run_redrafter(*arguments_of(named, "--adaptive", "off"))
     assert (code, out) == (0, plain_text(habitual_target) + "\n"), err
     told = re.search(r"acceptance length ([\d.]+), ", err)
     assert told, err

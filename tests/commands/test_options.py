@@ -6,7 +6,7 @@ import pytest
 from tiny_folders import PairFolders, write_pair
 
 from redrafter_jax import TreeConfig
-from redrafter_jax.commands.options import open_decoder
+from redrafter_jax.commands.options import adaptive_of, open_decoder
 from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.drafters.bind import as_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
@@ -68,5 +68,17 @@ def test_without_options_the_tree_is_the_tables_and_it_is_told(
         (tuned,) = drafted.trees
         drafted = tuned.tree
     assert drafted == tree
+    # A tree that is asked for stays.
+    assert decoder.adaptive is not bool({"--beam-width", "--lookup-tokens"} & {*options})
     assert type(decoder.drafter) is type(as_drafter(None if tree is None else good_drafter))
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(("words", "adaptive"), [("on", True), ("off", False)])
+def test_the_option_says_whether_trees_give_way(
+    folders: PairFolders, words: str, adaptive: bool
+) -> None:
+    models = ["--target", folders.target, "--drafter", folders.drafter, "--prompt", "a"]
+    for more in ([], ["--beam-width", "8"]):
+        arguments = read_arguments(["generate", *models, *more, "--adaptive", words])
+        assert adaptive_of(arguments) is adaptive

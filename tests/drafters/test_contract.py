@@ -19,6 +19,7 @@ from tiny_models import (
 from toy_drafters import CHAIN, BigramAttention, RepeatLast, Undecorated
 
 from redrafter_jax import (
+    Generation,
     InputError,
     KeptCache,
     PromptLookup,
@@ -55,10 +56,16 @@ KINDS = {
     "model": DRAFT,
     "self": DRAFT,
 }
+# Of these `make test` has a head, a head with a cache, a drafter without weights, and the toy.
+QUICK = ("recurrent", "eagle", "lookup", "bigram")
+OPTIONS: dict[str, Any] = {"max_new_tokens": 30, "sampling": MIXED}
 LONG = [(7 * token) % V for token in range(70)]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in KINDS],
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -89,12 +96,18 @@ def prompts() -> list[list[int]]:
     return [*PROMPTS[:3], LONG]
 
 
+@pytest.fixture(scope="module")
+def result(
+    habitual_target: Target, drafter: Any, tree: TreeConfig, prompts: list[list[int]]
+) -> Generation:
+    """What the drafter makes of the prompts, on one device."""
+    return generate(habitual_target, drafter, prompts, tree=tree, **OPTIONS)
+
+
 def test_texts_are_the_targets_own(
-    habitual_target: Target, kind: str, drafter: Any, tree: TreeConfig, prompts: list[list[int]]
+    habitual_target: Target, kind: str, prompts: list[list[int]], result: Generation
 ) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 30, "sampling": MIXED}
-    expected = generate_autoregressive(habitual_target, prompts, **options).tokens
-    result = generate(habitual_target, drafter, prompts, tree=tree, **options)
+    expected = generate_autoregressive(habitual_target, prompts, **OPTIONS).tokens
     assert result.tokens == expected
     named = kind.removesuffix(" of version 1").removesuffix(" that attends")
     sources = named.split(" and ")
@@ -112,14 +125,14 @@ def test_a_beginning_that_is_kept_serves_the_drafter_too(
     prompt, cache = LONG[:20], KeptCache(200)
     for more in ([], [5, 6], [1], LONG[:30]):
         prompt = [*prompt, *more]
-        alone = generate(habitual_target, drafter, [prompt], max_new_tokens=12, tree=tree)
-        *_, last = stream(
-            habitual_target, drafter, [prompt], max_new_tokens=12, tree=tree, kept_cache=cache
+        alone, last = (
+            [*stream(habitual_target, drafter, [prompt], tree=tree, max_new_tokens=12, **kept)][-1]
+            for kept in ({}, {"kept_cache": cache})
         )
-        assert last.generation.tokens == alone.tokens
+        assert last.generation.tokens == alone.generation.tokens
         # It drafts as if it had read the whole text itself.
-        assert last.generation.steps == alone.steps
-        prompt = [*prompt, *alone.tokens[0][:7]]
+        assert last.generation.steps == alone.generation.steps
+        prompt = [*prompt, *alone.generation.tokens[0][:7]]
 
 
 def test_requests_come_go_and_are_cancelled(
@@ -155,17 +168,21 @@ def test_requests_come_go_and_are_cancelled(
 
 @pytest.mark.parametrize(("data", "model"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
 def test_on_a_mesh_it_drafts_the_same(
-    habitual_target: Target, drafter: Any, tree: TreeConfig, data: int, model: int
+    habitual_target: Target,
+    drafter: Any,
+    tree: TreeConfig,
+    prompts: list[list[int]],
+    result: Generation,
+    data: int,
+    model: int,
 ) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 12, "sampling": MIXED, "tree": tree}
     mesh = make_mesh(data, model)
     placed: Any = place(drafter, mesh) if isinstance(drafter, Model) else drafter
     if isinstance(drafter, ModelDrafter):
         placed = replace(drafter, model=place(drafter.model, mesh))
-    ours = generate(place(habitual_target, mesh), placed, PROMPTS, **options)
-    alone = generate(habitual_target, drafter, PROMPTS, **options)
-    assert ours.tokens == alone.tokens
-    assert ours.steps == alone.steps
+    ours = generate(place(habitual_target, mesh), placed, prompts, tree=tree, **OPTIONS)
+    assert ours.tokens == result.tokens
+    assert ours.steps == result.steps
 
 
 def test_the_cache_holds_what_the_drafter_read(habitual_target: Target) -> None:
