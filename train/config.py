@@ -172,9 +172,10 @@ class RegenerateSettings(Settings):
 class DrafterSettings(DrafterShape):
     """Shape of the drafter, and where it starts.
 
-    `initial_drafter` is a trained drafter, of this shape, whose parameters it starts with. Without
-    one `initial_head: target` starts the head, or each of several, from the target's own, or from
-    its strongest directions where `exit_dim` or `head_rank` is less than the target's width.
+    `initial_drafter` is a trained drafter, of this shape, whose parameters it starts with; it may
+    lack the layer of `attention`, which then starts as one that adds nothing. Without a trained one
+    `initial_head: target` starts the head, or each of several, from the target's own, or from its
+    strongest directions where `exit_dim` or `head_rank` is less than the target's width.
 
     Of `draft_vocab_size` tokens the head knows those that the training data asks for most often, or
     those of `initial_drafter`, whose number must be stated or left at "auto". One with `head:

@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Float
 
-from redrafter_jax.config import TargetConfig
+from redrafter_jax.config import HeadConfig, TargetConfig
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
@@ -43,7 +44,8 @@ def new_drafter(
         ends = set(target.config.eos_token_ids)
         tokens = most_frequent(sources, count, target.config.vocab_size, ends)
     if settings.initial_drafter is not None:
-        return _load_initial(settings.initial_drafter, settings, target.config, rounds, tokens)
+        name = settings.initial_drafter
+        return _load_initial(name, settings, target.config, rounds, tokens, seed)
     config = settings.build_for(target.config, rounds, tokens)
     drafter = init_drafter(config, seed)
     if settings.initial_head == "random":
@@ -64,6 +66,7 @@ def _load_initial(
     target: TargetConfig,
     rounds: int,
     chosen: tuple[int, ...] | None,
+    seed: int,
 ) -> LoadedHead:
     drafter: LoadedHead = find_head(folder).load("float32")
     kind = kind_of(drafter.config)
@@ -87,7 +90,10 @@ def _load_initial(
         )
     # "auto" is as many as it has.
     shape = settings.model_copy(update={"draft_vocab_size": None})
-    stated, found = asdict(shape.build_for(target, rounds, tokens)), asdict(drafter.config)
+    config = shape.build_for(target, rounds, tokens)
+    if kind is kind_of(config):
+        drafter = _with_additions(drafter, config, kind.training.additions, seed)
+    stated, found = asdict(config), asdict(drafter.config)
     for name in stated | found:
         if stated.get(name) != found.get(name):
             raise InputError(
@@ -95,6 +101,19 @@ def _load_initial(
                 f"{stated.get(name)}; state the same shape."
             )
     return drafter
+
+
+def _with_additions(
+    drafter: LoadedHead, config: HeadConfig, additions: Sequence[str], seed: int
+) -> LoadedHead:
+    """The drafter with a fresh part that `config` has and it has not; else as it is."""
+    added = {name: getattr(config, name) for name in additions}
+    if not any(added.values()) or any(getattr(drafter.config, name) for name in added):
+        return drafter
+    fresh = init_drafter(replace(drafter.config, **added), seed)
+    trained = dict(nnx.to_flat_state(drafter.params))
+    params = [(path, trained.get(path, value)) for path, value in nnx.to_flat_state(fresh.params)]
+    return replace(fresh, params=nnx.from_flat_state(params))
 
 
 def most_frequent(

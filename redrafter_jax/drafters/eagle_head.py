@@ -161,7 +161,8 @@ class EagleConfig(HeadConfig):
         if layers < _LEAST_LAYERS:
             raise InputError(
                 f"The target has {layers} layers, and the EAGLE-3 head does not name those that it "
-                f"reads; the usual three are of targets with {_LEAST_LAYERS} or more."
+                f"reads; the usual three are of targets with {_LEAST_LAYERS} or more: name others "
+                "in context_layers."
             )
         return 1, layers // 2 - 1, layers - 4
 

@@ -100,6 +100,8 @@ class Training:
         the rounds R. It returns values for fields that need one and are not set.
       start_from_target: starts a fresh module from the target's vocabulary projection of the tokens
         to draft, [D U]. It raises `FieldError`.
+      additions: fields of a part that a trained drafter without it may be given; a fresh part must
+        change nothing of what the drafter computes.
       raw_layers: whether the outputs of the target's layers are read as they are; otherwise they go
         through the target's final norm.
     """
@@ -107,6 +109,7 @@ class Training:
     settings: tuple[str, ...]
     defaults: Callable[[Fields, TargetConfig, int], Fields]
     start_from_target: Callable[[Any, Any], None]
+    additions: tuple[str, ...] = ()
     raw_layers: bool = False
 
 
@@ -168,6 +171,7 @@ RECURRENT = Kind(
         ),
         defaults=recurrent_start.train_defaults,
         start_from_target=recurrent_start.start_from_target,
+        additions=("attention", *recurrent_head.LAYER_FIELDS),
     ),
     count_reads=recurrent.count_reads,
 )

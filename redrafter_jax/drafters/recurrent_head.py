@@ -4,11 +4,11 @@ The head drafts from the target's hidden states and from the embeddings of the t
 far, and knows nothing else of the target, except that some leave the last step, from features to
 scores, to the target's vocabulary projection.
 
-A head with `attention` first passes the hidden states through a decoder layer of its own, as
-Hydra++ does (arXiv 2402.05109, section 4.2), once for each decided token. Unlike there the layer
-reads the embedding of the token after each hidden state too. The last hidden state does not say
-which token was chosen after it, so without the embedding the layer could not look for earlier
-places where the root stood, nor find there what followed (compare arXiv 2401.15077, section 3.1).
+A head with `attention` first passes the hidden states through a decoder layer of its own, once for
+each decided token, as Hydra++ does (arXiv 2402.05109). Unlike there the layer also reads the
+embedding of the token after each hidden state. The last hidden state does not say which token was
+chosen after it, so without the embedding the layer could not look for earlier places where the root
+stood, nor find there what followed (compare arXiv 2401.15077).
 """
 
 from collections.abc import Iterator

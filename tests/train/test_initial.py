@@ -138,6 +138,29 @@ def test_a_trained_drafter_without_parameters_of_tokens_drafts_others(tmp_path: 
     assert_same(new_drafter(TARGET, same, 2, others, 0), trained)
 
 
+def test_a_trained_head_gets_a_layer_that_attends_and_drafts_as_before(tmp_path: Path) -> None:
+    trained = new_drafter(TARGET, DrafterSettings(exit_dim=20), 2, [(ROWS, 1.0)], 7)
+    save_drafter(trained, tmp_path)
+    more = DrafterSettings(exit_dim=20, attention=True, initial_drafter=str(tmp_path))
+    drafter = new_drafter(TARGET, more, 2, [(ROWS, 1.0)], 0)
+    assert drafter.config == more.build_for(TARGET.config, 2)
+    head, old = drafter.merge(), trained.merge()
+    embedded = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 16)), jnp.float32)
+    hidden, segments = jnp.cos(embedded[:, :7]), jnp.ones((2, 7), jnp.int32)
+    contexts = head.contexts(hidden, embedded[:, :7], segments, 2)
+    for ours, theirs in zip(
+        head.unroll(contexts, embedded, 2), old.unroll(hidden, embedded, 2), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    # Its layer is ready to learn: not all of it is zero.
+    assert jnp.abs(head.attention.self_attn.q_proj[...]).max() > 0
+    # The other way round the layer would be lost.
+    save_drafter(drafter, tmp_path)
+    less = DrafterSettings(exit_dim=20, initial_drafter=str(tmp_path))
+    with pytest.raises(InputError, match="whose attention is True and not False; state the same"):
+        new_drafter(TARGET, less, 2, [(ROWS, 1.0)], 0)
+
+
 WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
 
 
@@ -152,6 +175,10 @@ WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
         (
             {"exit_dim": 16, "context_layers": (0,)},
             "context_layers holds 0; the target has 1 layers",
+        ),
+        (
+            {"kind": "eagle3"},
+            "The target has 1 layers, and the EAGLE-3 head does not name .* in context_layers",
         ),
         (
             {"exit_dim": 16, "draft_vocab_size": 32},

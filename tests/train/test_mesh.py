@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import random_drafter, random_target, tiny_config
+from tiny_models import ATTENTION, random_drafter, random_target, tiny_config
 
+from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.models.target import Target
@@ -91,6 +92,19 @@ def test_a_head_that_the_targets_projection_scores_trains_as_on_one_device() -> 
     shape = replace(SHAPE, head="target", draft_tokens=some)
     shared = random_target(CONFIG), random_drafter(shape)
     check_run(train(shared, (1, 2)), train(shared, None))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["recurrent", "eagle3"])
+def test_a_head_that_attends_trains_as_on_one_device(kind: str) -> None:
+    D = CONFIG.hidden_size
+    shapes = {
+        "recurrent": replace(SHAPE, context_layers=(0,), **ATTENTION),
+        "eagle3": EagleConfig(CONFIG.vocab_size, D, "3", D, 24, 4, 2, 6, context_layers=(0,)),
+    }
+    target = random_target(replace(CONFIG, num_hidden_layers=2))
+    attending = target, random_drafter(shapes[kind])
+    check_run(train(attending, (2, 2)), train(attending, None))
 
 
 @pytest.fixture(scope="module")
