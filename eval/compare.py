@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import yaml
 
-from pallas_kernels.tree_attention import PAGE
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.drafters.bind import check_pair
@@ -21,6 +20,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import FoundSelf, find_drafter, load_drafter
 from redrafter_jax.files.parameters import MatchedModel
 from redrafter_jax.files.tree_table import load_tree
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import MODEL

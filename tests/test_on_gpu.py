@@ -47,13 +47,13 @@ def test_the_kernel_is_the_reference_at_real_shapes(
     key_heads: int, batch: int, nodes: int, slots: int
 ) -> None:
     shape = Shape(32, key_heads, 128, batch, slots, nodes, "bfloat16")
-    q, [(keys, values)], _, tree = draw_inputs(shape, caches=1)
+    q, [(keys, values)], table, _, tree = draw_inputs(shape, caches=1)
     # Ragged: from an empty row to a full one.
     lengths = jnp.asarray(np.linspace(slots, 0, batch), jnp.int32)
 
     def run(implementation: Any) -> np.ndarray:
         attend = jax.jit(partial(tree_attention, scale=0.1, implementation=implementation))
-        return np.asarray(attend(q, keys, values, lengths, *tree), np.float64)
+        return np.asarray(attend(q, keys, values, table, lengths, *tree), np.float64)
 
     expected = run("reference")
     error = np.linalg.norm(run("mosaic_gpu") - expected, axis=-1)

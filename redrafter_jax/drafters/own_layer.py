@@ -93,8 +93,9 @@ def read_decided(
     Returns:
       What the layer puts out at each row's last token, and the cache with the tokens' entries.
     """
-    positions = decided.start[:, None] + jnp.arange(decided.tokens.shape[1])
-    output, keys, values = run(positions, attend_to_text(cache, 0, decided.tokens.shape, scale))
+    B, C = decided.tokens.shape
+    positions = decided.start[:, None] + jnp.arange(C)
+    output, keys, values = run(positions, attend_to_text(cache, 0, (B, C), scale))
     newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
     last = jnp.take_along_axis(output, newest, axis=1)[:, 0].astype(own.dtype)
     dtype = cache.keys[0].dtype

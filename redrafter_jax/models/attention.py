@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.tree_attention import PAGE as PAGE
 from pallas_kernels.tree_attention import tree_attention as tree_attention
 
 # Queries per block: bounds the scores to [B, Q, 128, T] and skips the keys after the block.

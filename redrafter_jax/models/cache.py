@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.tree_attention import PAGE
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.parallel.collectives import shard_size
 from redrafter_jax.types import CacheShape, KVCache
 

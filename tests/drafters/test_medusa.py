@@ -198,7 +198,7 @@ def test_a_head_drafts_with_the_noise_of_its_own_position(habitual_target: Targe
     root = jnp.asarray([7, 8])
     sampling = oracles.sampling_arrays([SamplingConfig(1.0)] * 2, [0, 1], config.vocab_size)
     view = View(root[:, None], jnp.zeros(2, jnp.int32), root, sampling)
-    nothing = KVCache((), (), view.lengths)
+    nothing = KVCache((), (), jnp.zeros((len(view.lengths), 0), jnp.int32), view.lengths)
     propose = jax.jit(drafter.propose, static_argnames="tree")
     drafted = propose(habitual_target.merge(), hidden, nothing, view, noise, tree=tree)
     logits = medusa.merge().logits(hidden, 3)

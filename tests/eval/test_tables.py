@@ -95,10 +95,10 @@ CHARACTERS = {"textasciicircum": "^", "textless": "<", "textgreater": ">"}
 def as_text(nodes: Sequence[LatexNode]) -> str:
     """What these parsed nodes are set as."""
     for node in nodes:
-        if node.isNodeType(LatexCharsNode):
+        if isinstance(node, LatexCharsNode):
             # In a text LaTeX sets none of these, or another character in its place.
             assert not {*node.chars} & {*"%$#_^~<>"}
-        elif node.isNodeType(LatexGroupNode):
+        elif isinstance(node, LatexGroupNode):
             as_text(node.nodelist)
         else:
             assert node.isNodeType(LatexMacroNode)

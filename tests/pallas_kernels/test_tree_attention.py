@@ -101,9 +101,11 @@ def test_the_room_changes_no_bit(slots: int) -> None:
     """Nor does a longer row in the batch."""
     wide = inputs_of(8 * BLOCK, (17, 0, BLOCK - 8))
     expected = attend(**wide)
-    narrow = wide | {name: wide[name][:, :, :slots] for name in ("k_cache", "v_cache")}
+    narrow: dict[str, Any] = wide | {
+        name: wide[name][:, :, :slots] for name in ("k_cache", "v_cache")
+    }
     np.testing.assert_array_equal(attend(**narrow), expected)
-    longer = wide | {"lengths": jnp.asarray((17, 7 * BLOCK + 3, BLOCK - 8))}
+    longer: dict[str, Any] = wide | {"lengths": jnp.asarray((17, 7 * BLOCK + 3, BLOCK - 8))}
     np.testing.assert_array_equal(attend(**longer)[::2], expected[::2])
 
 
