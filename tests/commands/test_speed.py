@@ -85,7 +85,7 @@ def test_the_baseline_is_timed_without_the_update_that_compiles(
         habitual_target,
         PromptLookup(),
         None,
-        None,
+        False,
         SamplingConfig(),
         PromptFormat(byte_tokenizer(), NO_TEMPLATE, [], (), []),
     )
