@@ -153,7 +153,7 @@ def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftRead
     """The layers read the block once, and the sequential head's projections every round.
 
     Of the sequential head's embedding a few rows are read, which are left out; what was decided
-    reads `fc`, and of the layers the projections of keys and values.
+    reads `fc`, and of the layers the projections of queries, keys and values.
     """
     rounds = tree.draft_rounds
     weights, reading = [], [params["fc"], params["hidden_norm"]]
@@ -165,6 +165,7 @@ def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftRead
             weights.append((part, rounds if name == "confidence" else 1))
     for layer in params["layers"].values():
         attention = layer["self_attn"]
-        reading += [attention[name] for name in attention if name[0] in "kv"]
+        # The queries' weights lie beside those of keys and values.
+        reading += [attention[name] for name in attention if name not in ("o_proj", "q_norm")]
     projections = 1 if config.head == "target" else 0
     return DraftReads(weights, projections, config.block_size, reading=reading)
