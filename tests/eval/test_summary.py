@@ -110,7 +110,8 @@ def scipy_bootstrap(gains: np.ndarray) -> tuple[float, float]:
         n_resamples=5000,
         rng=np.random.default_rng(11),
     )
-    return tuple(map(float, drawn.confidence_interval))
+    low, high = drawn.confidence_interval
+    return float(low), float(high)
 
 
 def test_intervals_are_those_of_prompts_drawn_again() -> None:
