@@ -83,8 +83,9 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
         fault = f"no rate has {FEWEST_TEXTS} whole answers with speculation and as many without"
     if fault:
         return (
-            f"Too little data to tell: {fault}; ask for longer with `seconds` and `max_requests`, "
-            f"with other prompts or more `max_new_tokens`{_unanswered(runs)}."
+            f"Too little data to tell: {fault}; give other prompts, more `max_new_tokens` or a "
+            f"`sampling.temperature` above 0, or ask for longer (`seconds`, `max_requests`)"
+            f"{_unanswered(runs)}."
         )
     accepted = sum((Counter(answer["accepted_by"]) for answer in whole), Counter[str]())
     looked_up = accepted[LOOKUP] / max(accepted.total(), 1)

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from pylatexenc.latexwalker import (
     LatexCharsNode,
     LatexGroupNode,
     LatexMacroNode,
-    LatexNode,
     LatexSpecialsNode,
     LatexWalker,
     get_default_latex_context_db,
@@ -92,7 +90,7 @@ RULES = ("toprule", "midrule", "bottomrule")
 CHARACTERS = {"textasciicircum": "^", "textless": "<", "textgreater": ">"}
 
 
-def as_text(nodes: Sequence[LatexNode]) -> str:
+def as_text(nodes: Any) -> str:
     """What these parsed nodes are set as."""
     for node in nodes:
         if isinstance(node, LatexCharsNode):
@@ -125,7 +123,7 @@ def read_tabular(latex: str) -> list[list[str]]:
     assert tabular.environmentname == "tabular"
     width = len(tabular.nodeargd.argnlist[0].nodelist[0].chars)
     rows: list[list[str]] = []
-    cells: list[list[LatexNode]] = [[]]
+    cells: list[list[Any]] = [[]]
     for node in tabular.nodelist:
         name = node.macroname if node.isNodeType(LatexMacroNode) else None
         if name in RULES:
