@@ -1,12 +1,10 @@
 """How a row turns scores into a choice: temperature, filters, and noise that drafts may share."""
 
-from collections.abc import Callable
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
+from pallas_kernels.lowest_kept import lowest_kept
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Sampling
 
@@ -92,7 +90,7 @@ def filter_logits(
     """
     size = size or logits.shape[-1]
     sampled = sampling.temperature > 0
-    unit = jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
+    unit = jnp.where(sampled, sampling.temperature, 1.0)
     # A bound that is infinite, or a floor of 0, keeps every token.
     top_k = jnp.where(
         sampled & (sampling.top_k < size), sampling.top_k.astype(jnp.float32), jnp.inf
@@ -102,82 +100,16 @@ def filter_logits(
     top_p = jnp.where(sampled & (sampling.top_p < 1), top_p, jnp.inf)
     min_p = jnp.where(sampled, sampling.min_p, 0.0)
     filtered = jnp.isfinite(top_k) | jnp.isfinite(top_p) | (min_p > 0)
-    none = jnp.full((*logits.shape[:-1], 1), -jnp.inf)
-    bounds = [bound[:, None, None] for bound in (top_k, top_p, min_p)]
+    none = jnp.full(logits.shape[:-1], -jnp.inf)
     # The branches give a number per row, not filtered logits: what a `cond` gives is written out.
     with jax.named_scope(FILTERS):
         lowest = jax.lax.cond(
             filtered.any(),
             lambda: jnp.where(
-                filtered[:, None, None],
-                _lowest_kept(all_gather(logits, size), unit, *bounds),
+                filtered[:, None],
+                lowest_kept(all_gather(logits, size), unit, top_k, top_p, min_p),
                 none,
             ),
             lambda: none,
         )
-    return jnp.where(logits < lowest, -jnp.inf, logits / unit)
-
-
-def _lowest_kept(
-    logits: Float[Array, "B M V"],
-    unit: Float[Array, "B 1 1"],
-    top_k: Float[Array, "B 1 1"],
-    top_p: Float[Array, "B 1 1"],
-    min_p: Float[Array, "B 1 1"],
-) -> Float[Array, "B M 1"]:
-    """The lowest logit that passes the filters, which look at logits over the temperature."""
-    scaled = logits / unit
-    best = jnp.max(scaled, axis=-1, keepdims=True)
-    keys = _ordered_keys(scaled)
-
-    def cut(bound: Float[Array, "B 1 1"], weights: Callable[[], Array]) -> UInt[Array, "B M 1"]:
-        return jax.lax.cond(
-            jnp.isfinite(bound).any(),
-            lambda: _lowest_key(keys, weights(), bound),
-            lambda: jnp.zeros_like(best, jnp.uint32),
-        )
-
-    lowest = cut(top_k, lambda: jnp.ones_like(scaled))
-
-    def probabilities() -> Float[Array, "B M V"]:
-        kept = jnp.where(keys >= lowest, jnp.exp(scaled - best), 0.0)
-        return kept / jnp.sum(kept, axis=-1, keepdims=True)
-
-    lowest = jnp.maximum(lowest, cut(top_p, probabilities))
-    kept = (keys >= lowest) & (scaled >= best + jnp.log(min_p))
-    return jnp.min(logits, axis=-1, keepdims=True, initial=jnp.inf, where=kept)
-
-
-def _ordered_keys(scores: Float[Array, "B M V"]) -> UInt[Array, "B M V"]:
-    """Whole numbers in the order of the scores: the bits of a float, negative ones turned over."""
-    # -0.0 equals 0.0, and so must its key.
-    bits = jnp.where(scores == 0, 0, jax.lax.bitcast_convert_type(scores, jnp.uint32))
-    sign = jnp.uint32(1 << 31)
-    return jnp.where(bits < sign, bits | sign, ~bits)
-
-
-def _lowest_key(
-    keys: UInt[Array, "B M V"], weights: Float[Array, "B M V"], bound: Float[Array, "B 1 1"]
-) -> UInt[Array, "B M 1"]:
-    """The lowest key above which less than `bound` of the weight lies, found bit by bit.
-
-    32 sums over V take a fraction of a sort's time, the smaller the larger V (docs/sampling.md).
-    """
-
-    def decide_bit(step: Array, lowest: UInt[Array, "B M 1"]) -> UInt[Array, "B M 1"]:
-        bit = jnp.uint32(1) << (31 - step).astype(jnp.uint32)
-        above = jnp.where(keys > (lowest | (bit - 1)), weights, 0.0)
-        enough = jnp.sum(above, axis=-1, keepdims=True) < bound
-        # Without the barrier XLA for GPUs writes each step into all that follow when V is small.
-        return jax.lax.optimization_barrier(jnp.where(enough, lowest, lowest | bit))
-
-    def search(lowest: UInt[Array, "B M 1"], *, unroll: bool) -> UInt[Array, "B M 1"]:
-        return jax.lax.fori_loop(0, 32, decide_bit, lowest, unroll=unroll)
-
-    # A GPU's command buffer takes in a `cond`, and its predicate stays on the device, if no loop is
-    # inside. Elsewhere the loop compiles faster and runs as fast.
-    return jax.lax.platform_dependent(
-        jnp.zeros((*keys.shape[:-1], 1), jnp.uint32),
-        cuda=partial(search, unroll=True),
-        default=partial(search, unroll=False),
-    )
+    return jnp.where(logits < lowest[..., None], -jnp.inf, logits / unit[:, None, None])
