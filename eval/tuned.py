@@ -53,7 +53,9 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
     found = judge(ways, texts._replace(pairs=min(one.turns for one in judged)))
     if found.kind == "too little data":
         kept = "no tree" if best is None else "the tree that was fastest on these"
-        return found.then(f"the table has {kept}, so tune again with more prompts, or others")
+        return found.then(
+            f"the table has {kept}, so tune again with more prompts or minutes, or with others"
+        )
     if best is None:
         return found.then("the table says to decode without the head")
     if found.way.is_heads_own:

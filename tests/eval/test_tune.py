@@ -169,8 +169,8 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             {"recurrent": 9},
             Texts(8, repeating=4),
             "Too little data to tell: 4 of 8 texts repeat themselves, which any drafter guesses; "
-            "the table has the tree that was fastest on these, so tune again with more prompts, or "
-            "others.",
+            "the table has the tree that was fastest on these, so tune again with more prompts or "
+            "minutes, or with others.",
         ),
         (
             SMALL,
@@ -186,7 +186,7 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             {"recurrent": 9},
             Texts(2),
             "Too little data to tell: 2 texts, and 8 are the fewest; the table has no tree, so "
-            "tune again with more prompts, or others.",
+            "tune again with more prompts or minutes, or with others.",
         ),
     ],
 )
