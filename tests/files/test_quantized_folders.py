@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from packed_folders import write_packed
 from safetensors.flax import load_file as load_arrays
 from safetensors.flax import save_file
@@ -17,6 +19,8 @@ from tiny_models import assert_same, logits_error, random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.files.convert import convert
+from redrafter_jax.files.parameters import dotted
+from redrafter_jax.models.joined import parts_of
 from redrafter_jax.models.linear import QuantizedWeight, dequantize
 from redrafter_jax.parallel.mesh import make_mesh
 
@@ -70,15 +74,20 @@ def test_a_folder_is_loaded_in_its_own_bits(
     folder = write_packed(tmp_path, random_target(config), stated, plain)
     loaded: Any = load_target(folder, "float32")
     numbers: Any = load_target(tmp_path / "numbers", "float32")
-    layer, own = loaded.params["layers"][1], numbers.params["layers"][1]
-    for block, name in (("self_attn", "k_proj"), ("mlp", "down_proj")):
-        weight = layer[block][name].get_value()
+    weights, own = by_name(loaded), by_name(numbers)
+    for name in ("layers.1.self_attn.k_proj", "layers.1.mlp.down_proj"):
+        weight = weights[name]
         assert isinstance(weight, QuantizedWeight)
         assert weight.codes.dtype == jnp.int4
         assert (weight.minimum is None) == (stated.get("sym") is True)
-        expected = own[block][name].get_value()
-        np.testing.assert_array_equal(dequantize(weight, jnp.float32), expected)
+        np.testing.assert_array_equal(dequantize(weight, jnp.float32), own[name])
     assert logits_error(loaded, numbers) < 1e-5
+
+
+def by_name(model: Any) -> dict[str, Any]:
+    """The weights as files have them, those apart that lie side by side."""
+    flat = nnx.to_flat_state(model.params)
+    return {dotted(path): value for path, value in chain.from_iterable(starmap(parts_of, flat))}
 
 
 @pytest.mark.parametrize("stated", [SYMMETRIC, AWQ])
