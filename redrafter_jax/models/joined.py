@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
@@ -78,13 +79,13 @@ def _side_by_side(joint: Joint, *parts: Shaped[Array, "..."]) -> Shaped[Array, "
     return jnp.concatenate(grouped, axis=-1).reshape(*parts[0].shape[:-1], -1)
 
 
-def take_apart(joint: Joint, whole: Weight | SeparateWeights) -> tuple[Weight, ...]:
-    """The parts of a weight or of a bias, as `join` was given them."""
+def take_apart(joint: Joint, whole: Any) -> tuple[Weight, ...]:
+    """The parts of a weight or of a bias, as `join` was given them; the host's arrays as well."""
     if isinstance(whole, SeparateWeights):
         return whole.parts
     starts = [sum(joint.widths[:at]) for at in range(1, len(joint.widths))]
 
-    def pieces(leaf: Shaped[Array, "..."]) -> list[Shaped[Array, "..."]]:
+    def pieces(leaf: Shaped[Array | np.ndarray, "..."]) -> list[Shaped[Array, "..."]]:
         grouped = leaf.reshape(*leaf.shape[:-1], -1, sum(joint.widths))
         apart = jnp.split(grouped, starts, axis=-1)
         return [piece.reshape(*leaf.shape[:-1], -1) for piece in apart]

@@ -81,10 +81,10 @@ def test_a_tied_embedding_is_read_once_as_the_vocabulary_projection() -> None:
     [
         # Two of 32000 x 4096; per layer 4 x 4096 x 4096, 3 x 4096 x 11008, two norms; the norm.
         # Drafter: 2 x 4096 x 4096 + 4096, 2 x (8192 x 8192 + 8192), 8192 x 32000.
-        # Cache: 64 arrays of 32 heads x 4096 slots x 128, two bytes each, and one length.
-        ("plan_vicuna_7b.yaml", 6_738_415_616, 429_936_640, 2_147_483_652),
+        # Cache: 64 arrays of 32 heads x 4096 slots x 128, two bytes each; a length, 64 numbers.
+        ("plan_vicuna_7b.yaml", 6_738_415_616, 429_936_640, 2_147_483_908),
         # Keys and values of 8 heads; 128256 tokens; 14336 within.
-        ("plan_llama_3_1_8b.yaml", 8_030_261_248, 1_218_465_792, 536_870_916),
+        ("plan_llama_3_1_8b.yaml", 8_030_261_248, 1_218_465_792, 536_871_172),
     ],
 )
 def test_the_configurations_have_the_published_sizes(
@@ -112,8 +112,8 @@ def test_the_command_prints_needs_and_bounds(
     needs = report["needs_bytes"]
     assert needs["target"] == 2 * (LAYERS + NORM + 2 * EMBEDDING)
     assert needs["drafter"] == 2 * DRAFTER
-    # One row of twice as many slots, and its length.
-    assert needs["cache"] == 2 * (CACHE // 3 * 2) + 4
+    # One row of twice as many slots, its length, and the numbers of two pages.
+    assert needs["cache"] == 2 * (CACHE // 3 * 2) + 4 + 8
     assert report["needed_bytes"] == sum(size or 0 for size in needs.values())
     assert report["memory_bytes"] == GPUS["b200"].memory_bytes
     assert report["fits"] is True

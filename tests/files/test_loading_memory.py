@@ -37,7 +37,7 @@ def load_and_measure(folder: Path) -> tuple[int, int]:
     return loaded, memory("VmHWM") - before
 
 
-# 102 MB in bfloat16, of which no weight has more than 12.6.
+# 102 MB in bfloat16, of which no weight has more than 12.6, and no two side by side more than 25.2.
 CONFIG = TargetConfig(512, 1536, 4096, 2, 12, 12, 128, 1e4, 1e-5, 64, True, ())
 
 
@@ -82,6 +82,7 @@ def test_no_second_copy_of_the_weights_is_held(
         loaded, grown = process.submit(load_and_measure, path).result()
     numbers = sum(math.prod(shape) for shape in stored_shapes(CONFIG).values())
     assert 1 <= loaded / (numbers * bits / 8) < 1.02
-    # A second copy in bfloat16 would be 102 MB; code that is loaded on the way takes 20.
+    # A second copy in bfloat16 would be 102 MB. Code that is loaded on the way takes 20, weights
+    # side by side and their parts 50; a CPU keeps 4-bit codes in a byte each, which adds 29.
     assert numbers * 2 > 100 * MB
-    assert grown - loaded < 60 * MB
+    assert grown - loaded < 95 * MB

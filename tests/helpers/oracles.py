@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
+from redrafter_jax.models.joined import parts_of
 from redrafter_jax.types import Sampling
 
 Array = np.ndarray[Any, Any]
@@ -149,8 +150,9 @@ class DrafterWeights:
 
     def __init__(self, head: Any, borrowed: Array | None = None) -> None:
         self.named: dict[str, Array] = {
-            ".".join(map(str, path)): np.asarray(parameter.get_value(), np.float64)
-            for path, parameter in nnx.to_flat_state(nnx.state(head))
+            ".".join(map(str, path)): np.asarray(value, np.float64)
+            for whole, parameter in nnx.to_flat_state(nnx.state(head))
+            for path, value in parts_of(whole, parameter)
         }
         self.vocabulary = self.named["lm_head.kernel"] if borrowed is None else borrowed
         self.tokens = list(head.config.draft_tokens or range(head.config.vocab_size))

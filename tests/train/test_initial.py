@@ -153,7 +153,7 @@ def test_a_trained_head_gets_a_layer_that_attends_and_drafts_as_before(tmp_path:
     ):
         np.testing.assert_array_equal(ours, theirs)
     # Its layer is ready to learn: not all of it is zero.
-    assert jnp.abs(head.attention.self_attn.q_proj[...]).max() > 0
+    assert jnp.abs(head.attention.self_attn.qkv_proj[...]).max() > 0
     # The other way round the layer would be lost.
     save_drafter(drafter, tmp_path)
     less = DrafterSettings(exit_dim=20, initial_drafter=str(tmp_path))
