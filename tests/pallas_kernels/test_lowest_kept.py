@@ -39,7 +39,7 @@ def random_inputs(V: int, rows: int = 2) -> dict[str, Any]:
     logits[..., 5::7] = -0.0
     logits[..., 3::11] = -np.inf
     logits[-1, :, 500:] = -np.inf
-    bounds = {name: np.float32([row[name] for row in ROWS]) for name in NONE}
+    bounds = {name: np.asarray([row[name] for row in ROWS], np.float32) for name in NONE}
     return {"logits": jnp.asarray(logits), **{name: jnp.asarray(bounds[name]) for name in bounds}}
 
 
@@ -109,7 +109,7 @@ def test_the_assembler_spills_no_register(V: int) -> None:
 def test_shapes_that_do_not_fit_are_refused(
     name: str, shape: tuple[int, ...], message: str
 ) -> None:
-    inputs = random_inputs(600) | {name: jnp.ones(shape)}
+    inputs: dict[str, Any] = random_inputs(600) | {name: jnp.ones(shape)}
     with pytest.raises(ValueError, match=message):
         lowest_kept(**inputs)
 
