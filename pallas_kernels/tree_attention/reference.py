@@ -104,5 +104,7 @@ def _block(
     """The slots of a block of every row, in their places; anything where a row has fewer pages."""
     B, (_, K, _, H) = len(table), cached.shape
     places = jnp.minimum(index * _PAGES + jnp.arange(_PAGES), table.shape[1] - 1)
-    pages = cached.at[table[:, places]].get(mode="promise_in_bounds")
-    return pages.transpose(0, 2, 1, 3, 4).reshape(B, K, BLOCK, H)
+    # A page of one head is one row: XLA for CPUs then copies it whole, in the order that is needed.
+    rows = table[:, None, places] * K + jnp.arange(K)[:, None]
+    pages = cached.reshape(-1, PAGE * H).at[rows].get(mode="promise_in_bounds")
+    return pages.reshape(B, K, BLOCK, H)

@@ -96,6 +96,9 @@ def read_decided(
     B, C = decided.tokens.shape
     positions = decided.start[:, None] + jnp.arange(C)
     output, keys, values = run(positions, attend_to_text(cache, 0, (B, C), scale))
+    # As in `finish`: only what has been read may be written in place.
+    output, lengths = jax.lax.optimization_barrier((output, cache.lengths))
+    cache = cache._replace(lengths=lengths)
     newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
     last = jnp.take_along_axis(output, newest, axis=1)[:, 0].astype(own.dtype)
     dtype = cache.keys[0].dtype

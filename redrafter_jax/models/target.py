@@ -127,7 +127,9 @@ class Decoder(nnx.Module):
         depth = jnp.broadcast_to(jnp.arange(C), (B, C))
         chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
         hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
-        return hidden, append(cache, keys, values, count)
+        # As in `finish`: only what has been read by every layer may be written in place.
+        hidden, lengths = jax.lax.optimization_barrier((hidden, cache.lengths))
+        return hidden, append(cache._replace(lengths=lengths), keys, values, count)
 
     def run(
         self,
