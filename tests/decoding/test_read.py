@@ -1,6 +1,7 @@
 """Prompts read in chunks are prompts read at once; what is remembered is not read again."""
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -237,3 +238,14 @@ def test_idle_places_leave_all_rows_as_they_are(
     assert np.asarray(after.cache.lengths)[reading].tolist() == [C] * len(reading)
     assert not np.asarray(gains.counts).any(), "no prompt ends in this chunk"
     assert not np.asarray(ended).any()
+
+
+def test_no_pass_copies_the_cache(target: Target, drafter: Drafter) -> None:
+    state = random_state(target, drafter, B, S)
+    slots = slots_of(target, prompts_of([30] * B), [0] * B)
+    stops = [0] * (state.stop_tokens.shape[1] - 8)
+    chunk: Chunk = next_chunk(slots, {0: 1}, B, (1, C), idle_row(target, stops))
+    program = read_rows.lower(target, drafter, state, jax.tree.map(jnp.asarray, chunk)).compile()
+    cache = ",".join(map(str, state.cache.keys[0].shape))
+    assert f"f32[{cache}]" in (text := str(program.as_text()))
+    assert not re.search(rf"= f32\[{cache}\]\S* copy\(", text)
