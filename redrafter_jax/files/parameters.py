@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, starmap
 from math import prod
 from pathlib import Path
@@ -218,17 +219,21 @@ def stored_parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]
 
 def _join(parameter: Parameter, joint: Joint, parts: Sequence[Any], mesh: Mesh | None) -> Any:
     """The parts as one; on a mesh each device joins its own."""
+    shardings = None
+    if mesh is not None:
+        name, whole = dotted(parameter.whole), jax.eval_shape(partial(join, joint), parts)
+        specs = (parameter_spec(name, leaf.shape, mesh) for leaf in jax.tree.leaves(whole))
+        shardings = tuple(NamedSharding(mesh, spec) for spec in specs)
+    return jax.block_until_ready(_joined(parts, joint, shardings))
 
-    def split(leaf: Any) -> Any:
-        if mesh is None:
-            return leaf
-        spec = parameter_spec(dotted(parameter.whole), leaf.shape, mesh)
-        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
 
-    def joined(parts: Sequence[Any]) -> Any:
-        return jax.tree.map(split, join(joint, parts))
-
-    return jax.block_until_ready(jax.jit(joined)(parts))
+# Of all layers the same program.
+@partial(jax.jit, static_argnames=("joint", "shardings"))
+def _joined(parts: Sequence[Any], joint: Joint, shardings: tuple[NamedSharding, ...] | None) -> Any:
+    leaves, structure = jax.tree.flatten(join(joint, parts))
+    if shardings is not None:
+        leaves = map(jax.lax.with_sharding_constraint, leaves, shardings)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Mesh | None) -> Any:
