@@ -97,11 +97,15 @@ def test_the_whole_state_is_updated_in_place(step: Step) -> None:
 
 def test_every_layer_attends_by_the_kernel(step: Step) -> None:
     calls = re.findall(r'custom_call_target="mosaic_gpu_v2"', step.compiled.hlo)
-    # Attention, and what merges its splits.
-    assert len(calls) == 2 * step.target.config.num_hidden_layers
-    assert step.compiled.kernels
+    # Attention, and what merges its splits; the filters of the target, and of a head that drafts in
+    # its first round and in the later ones.
+    filters = 3 if step.drafter.models else 1
+    assert len(calls) == 2 * step.target.config.num_hidden_layers + filters
+    names = "tree_attention", "merge_attention", "lowest_kept"
+    for name in names:
+        assert any(name in kernel.name for kernel in step.compiled.kernels)
     for kernel in step.compiled.kernels:
-        assert "tree_attention" in kernel.name or "merge_attention" in kernel.name
+        assert any(name in kernel.name for name in names)
         assert kernel.spill_stores == kernel.spill_loads == 0
 
 
@@ -110,7 +114,8 @@ def test_temporaries_are_small(step: Step) -> None:
 
 
 def test_no_weight_and_no_cache_is_copied_or_transposed(step: Step) -> None:
-    arrays = jax.tree.leaves((step.target, step.drafter, step.state.cache))
+    cache = step.state.cache
+    arrays = jax.tree.leaves((step.target, step.drafter, cache.keys, cache.values))
     large = {leaf.size for leaf in arrays if leaf.ndim > 1}
     assert not large & moved_sizes(step.compiled.hlo)
 
@@ -130,7 +135,9 @@ def test_kernels_are_launched_from_command_buffers(step: Step) -> None:
     assert outside.count("kWhile") == rounds
     assert outside.count("kCustomKernel") <= 2 + rounds
     assert set(outside) <= {"kWhile", "kCustomKernel", "kCommandBuffer"}
-    assert sum(thunk.in_command_buffer for thunk in launched) > 100
+    # All layers are in it, and what is around them.
+    layers = step.target.config.num_hidden_layers
+    assert sum(thunk.in_command_buffer for thunk in launched) > 14 * layers + 32
 
 
 @pytest.mark.parametrize(
