@@ -11,12 +11,10 @@ from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.grow import Advance, Grown, grow
 from redrafter_jax.drafters.head_drafter import HeadDrafter
-from redrafter_jax.drafters.text_attention import in_dtype_of
+from redrafter_jax.drafters.text_attention import attend_to_text
 from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.errors import InputError
-from redrafter_jax.models.attention import tree_attention
 from redrafter_jax.models.cache import append
-from redrafter_jax.models.decoder_layer import Attend
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
 from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenTree, View
@@ -104,11 +102,11 @@ class BlockDrafter(HeadDrafter):
         """
         head, rounds = self.model.merge(), tree.draft_rounds
         scale = head.config.layer.attention_scale
+        M = head.config.block_size
+        # The places of the block see each other, those behind them too.
+        mask = jnp.ones((len(root), M, M), bool)
         hidden = head.fill(
-            root,
-            lengths,
-            target,
-            lambda layer: _attend_to_block(cache, layer, head.config.block_size, scale),
+            root, lengths, target, lambda layer: attend_to_text(cache, layer, mask, scale)
         )
         hidden = hidden[:, :rounds]
         scores = head.logits(hidden, self.scorer(target))
@@ -125,28 +123,6 @@ class BlockDrafter(HeadDrafter):
 
         state = jnp.zeros((len(root), 1, head.config.markov_rank), head.dtype)
         return advance, Grown(state)
-
-
-def _attend_to_block(cache: KVCache, layer: int, places: int, scale: float) -> Attend:
-    """Attention of the block to the cached tokens and to all of itself."""
-    mask = jnp.ones((len(cache.lengths), places, places), bool)
-
-    def attend(
-        q: Float[Array, "B M Q H"], k: Float[Array, "B M K H"], v: Float[Array, "B M K H"]
-    ) -> Float[Array, "B M Q H"]:
-        return tree_attention(
-            q,
-            k_cache=cache.keys[layer],
-            v_cache=cache.values[layer],
-            table=cache.table,
-            lengths=cache.lengths,
-            k_tree=k,
-            v_tree=v,
-            mask=mask,
-            scale=scale,
-        )
-
-    return in_dtype_of(cache, attend)
 
 
 def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftReads:

@@ -27,6 +27,7 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.config.limits import Count, Natural, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
+from redrafter_jax.drafters.own_layer import layer_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.decoder_layer import (
     WEIGHT_INIT,
@@ -118,19 +119,11 @@ class BlockConfig(HeadConfig):
     @property
     def layer(self) -> TargetConfig:
         """The head's decoder layers, as those of a target."""
-        return TargetConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            rope_theta=self.rope_theta,
-            rms_norm_eps=self.rms_norm_eps,
-            max_position_embeddings=1,  # the target's limit holds
-            tie_word_embeddings=True,
-            eos_token_ids=(),
+        return layer_config(
+            self.vocab_size,
+            self.hidden_size,
+            self,
+            self.num_layers,
             rope_scaling=self.rope_scaling,
             attention_bias=self.attention_bias,
             attention_output_bias=self.attention_bias,

@@ -25,7 +25,7 @@ from redrafter_jax.config import (
 )
 from redrafter_jax.config.limits import Count, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, TrainedHead
-from redrafter_jax.drafters.own_layer import angles_of, attend_in_rows
+from redrafter_jax.drafters.own_layer import angles_of, attend_in_rows, layer_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.decoder_layer import (
     WEIGHT_INIT,
@@ -129,19 +129,10 @@ class EagleConfig(HeadConfig):
     @property
     def layer(self) -> TargetConfig:
         """The head's decoder layer, as the one of a target."""
-        return TargetConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.width,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=1,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            rope_theta=self.rope_theta,
-            rms_norm_eps=self.rms_norm_eps,
-            max_position_embeddings=1,  # the target's limit holds
-            tie_word_embeddings=True,
-            eos_token_ids=(),
+        return layer_config(
+            self.vocab_size,
+            self.width,
+            self,
             rope_scaling=self.rope_scaling,
             attention_bias=self.attention_bias,
             attention_output_bias=self.attention_output_bias,

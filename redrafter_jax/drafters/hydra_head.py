@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import HeadConfig, LinearScaling, TargetConfig, TreeConfig
 from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
 from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
+from redrafter_jax.drafters.own_layer import layer_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.decoder_layer import Attend, DecoderLayer, norm_weight, normalised
 from redrafter_jax.models.linear import linear
@@ -84,20 +85,8 @@ class HydraConfig(HeadConfig):
         """The decoder layer of Hydra++, as the one of a target."""
         prefix = self.prefix
         assert prefix is not None, "heads without a layer"
-        return TargetConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=prefix.intermediate_size,
-            num_hidden_layers=1,
-            num_attention_heads=prefix.num_attention_heads,
-            num_key_value_heads=prefix.num_key_value_heads,
-            head_dim=prefix.head_dim,
-            rope_theta=prefix.rope_theta,
-            rms_norm_eps=prefix.rms_norm_eps,
-            max_position_embeddings=1,  # the target's limit holds
-            tie_word_embeddings=True,
-            eos_token_ids=(),
-            rope_scaling=prefix.rope_scaling,
+        return layer_config(
+            self.vocab_size, self.hidden_size, prefix, rope_scaling=prefix.rope_scaling
         )
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from redrafter_jax.drafters import (
     hydra_head,
     medusa,
     model_drafter,
+    own_layer,
     published,
     recurrent,
     recurrent_files,
@@ -171,7 +172,7 @@ RECURRENT = Kind(
         ),
         defaults=recurrent_start.train_defaults,
         start_from_target=recurrent_start.start_from_target,
-        additions=("attention", *recurrent_head.LAYER_FIELDS),
+        additions=("attention", *own_layer.LAYER_FIELDS),
     ),
     count_reads=recurrent.count_reads,
 )

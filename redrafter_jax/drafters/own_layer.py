@@ -6,6 +6,7 @@ lie in the drafter's layer of the cache; in training those of a whole row are th
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,11 @@ from redrafter_jax.models.decoder_layer import (
 from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
 from redrafter_jax.types import Decided, KVCache
 
+# What the shape of a layer states of the configuration of a target.
+LAYER_FIELDS = (
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("rope_theta", "rms_norm_eps"),
+)
 # What a layer puts out at some tokens, and their keys and values.
 Passed = tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]
 
@@ -66,6 +72,33 @@ class PairLayer(nnx.Module):
         return x + self.mlp(normalised(x, self.mlp_norm, config)), keys, values
 
 
+def layer_config(
+    vocab_size: int, width: int, shape: object, layers: int = 1, **more: Any
+) -> TargetConfig:
+    """A drafter's own decoder layers, as those of a target.
+
+    Args:
+      vocab_size: V, the target's.
+      width: of the hidden states that the layers read and put out.
+      shape: has `LAYER_FIELDS`.
+      layers: how many there are.
+      more: further fields of the configuration.
+
+    Raises:
+      FieldError: sizes do not go together.
+    """
+    return TargetConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        max_position_embeddings=1,  # the target's limit holds
+        tie_word_embeddings=True,
+        eos_token_ids=(),
+        **{name: getattr(shape, name) for name in LAYER_FIELDS},
+        **more,
+    )
+
+
 def angles_of(config: TargetConfig, positions: Int[Array, "B T"]) -> Angles:
     """The rotation of a layer at these positions."""
     return rotary_angles(
@@ -95,7 +128,8 @@ def read_decided(
     """
     B, C = decided.tokens.shape
     positions = decided.start[:, None] + jnp.arange(C)
-    output, keys, values = run(positions, attend_to_text(cache, 0, (B, C), scale))
+    chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
+    output, keys, values = run(positions, attend_to_text(cache, 0, chain, scale))
     # As in `finish`: only what has been read may be written in place.
     output, lengths = jax.lax.optimization_barrier((output, cache.lengths))
     cache = cache._replace(lengths=lengths)

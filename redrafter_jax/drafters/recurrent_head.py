@@ -23,17 +23,12 @@ from jaxtyping import Array, Float, Int
 from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
 from redrafter_jax.config.limits import Count, FieldError, Natural, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, TrainedHead, make_blocks, run_blocks
-from redrafter_jax.drafters.own_layer import PairLayer, attend_in_rows
+from redrafter_jax.drafters.own_layer import LAYER_FIELDS, PairLayer, attend_in_rows, layer_config
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.rotary import positions_in
 from redrafter_jax.types import Scorer
 
 Cell = Literal["simple", "gru", "sum"]
-# Fields of the layer that attends.
-LAYER_FIELDS = (
-    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("rope_theta", "rms_norm_eps"),
-)
 
 
 @dataclass(frozen=True)
@@ -99,15 +94,7 @@ class RecurrentConfig(HeadConfig):
     def layer(self) -> TargetConfig:
         """The layer that attends, as the one of a target."""
         try:
-            return TargetConfig(
-                vocab_size=self.vocab_size,
-                hidden_size=self.hidden_size,
-                num_hidden_layers=1,
-                max_position_embeddings=1,  # the target's limit holds
-                tie_word_embeddings=True,
-                eos_token_ids=(),
-                **{name: getattr(self, name) for name in LAYER_FIELDS},
-            )
+            return layer_config(self.vocab_size, self.hidden_size, self)
         except FieldError as error:
             raise FieldError(self, error.field, error.problem) from None
 

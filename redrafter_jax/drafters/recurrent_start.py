@@ -8,7 +8,8 @@ from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import FieldError
-from redrafter_jax.drafters.recurrent_head import LAYER_FIELDS, RecurrentHead
+from redrafter_jax.drafters.own_layer import LAYER_FIELDS
+from redrafter_jax.drafters.recurrent_head import RecurrentHead
 
 
 def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:

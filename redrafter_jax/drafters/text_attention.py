@@ -1,24 +1,21 @@
-"""Attention of decided tokens in a drafter's own layers, to the text before them and themselves."""
+"""Attention of tokens in a drafter's own layers, to the text before them and to each other."""
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from redrafter_jax.models.attention import tree_attention
 from redrafter_jax.models.decoder_layer import Attend
 from redrafter_jax.types import KVCache
 
 
-def attend_to_text(cache: KVCache, layer: int, shape: tuple[int, int], scale: float) -> Attend:
-    """Attention of consecutive tokens to those in the cache, to those before them, themselves.
+def attend_to_text(cache: KVCache, layer: int, mask: Bool[Array, "B C C"], scale: float) -> Attend:
+    """Attention of C tokens to those in the cache, and to each other as the mask says.
 
     Args:
       cache: the drafter's layers alone, with the tokens before.
       layer: number of the layer among them.
-      shape: B, and C, the number of the tokens.
+      mask: mask[b, i, j] is True where token i sees token j; every token sees itself.
       scale: factor on the scores before the softmax.
     """
-    B, C = shape
-    chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
 
     def attend(
         q: Float[Array, "B C Q H"], k: Float[Array, "B C K H"], v: Float[Array, "B C K H"]
@@ -31,7 +28,7 @@ def attend_to_text(cache: KVCache, layer: int, shape: tuple[int, int], scale: fl
             lengths=cache.lengths,
             k_tree=k,
             v_tree=v,
-            mask=chain,
+            mask=mask,
             scale=scale,
         )
 
