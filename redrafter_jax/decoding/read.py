@@ -65,7 +65,7 @@ def read_chunk(
       decoder: the target.
       drafter: reads the same tokens.
       own: the drafter's state.
-      cache: its lengths say where the chunk begins; C tokens must fit.
+      cache: its lengths say where the chunk begins; what is read of it must fit.
       tokens: the C tokens, and the one after them; past the end of a prompt anything.
       lengths: tokens of the prompts; of a row that reads nothing those in the cache.
       sampling: how the root is chosen.

@@ -116,7 +116,7 @@ class Decoder(nnx.Module):
 
         Args:
           tokens: the tokens.
-          cache: of the target's layers alone; rows that read something must leave C slots.
+          cache: of the target's layers alone, with room for what is read.
           count: how many of the tokens are read; a row that reads none keeps its slots.
           context_layers: as in `forward`.
 
