@@ -14,7 +14,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import outline
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.engine.engine import bind_models
+from redrafter_jax.engine.bind import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import TREE_TABLE
 from redrafter_jax.files.target_files import TargetFiles

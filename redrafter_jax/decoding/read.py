@@ -26,10 +26,10 @@ def chunk_length() -> int:
     return _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE)
 
 
-def lost_entries(drafter: Drafter) -> int:
-    """Entries of a shared beginning that do not serve another text.
+def lookahead(drafter: Drafter) -> int:
+    """Tokens after a place of the cache on which what it holds depends too.
 
-    A drafter's last one depends on the token that followed, and both caches have one length.
+    A drafter's own entry at a token depends on the token that follows.
     """
     return 0 if drafter.cache is None else 1
 

@@ -18,10 +18,10 @@ from redrafter_jax.decoding.accept import is_stop, log_probs_of
 from redrafter_jax.decoding.read import read_chunk
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.models.cache import copy_rows, init_cache, own_pages, put_rows, rows_of
+from redrafter_jax.models.cache import init_cache, put_rows, rows_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
-from redrafter_jax.parallel.mesh import data_shards, per_shard, place, shardings
+from redrafter_jax.parallel.mesh import per_shard, shardings
 from redrafter_jax.types import SOURCES, DecodeState, Requests, Sampling
 
 Tree = TypeVar("Tree")
@@ -36,8 +36,7 @@ class Chunk(NamedTuple):
       is_new: whether nothing of the request has been read before.
       following: the token after the chunk, where the prompt goes on.
       speculates: whether trees are drafted for the row.
-      requests: with the tokens from `begins` on alone; past the end of the prompt padding. C tokens
-        must fit.
+      requests: with the tokens from `begins` on alone; past the end of the prompt padding.
     """
 
     rows: Int[Array, " G"]
@@ -81,7 +80,12 @@ class Gains(NamedTuple):
 
 
 def empty_rows(
-    target: Target, drafter: Drafter, rows: int, slots: int, stop_width: int
+    target: Target,
+    drafter: Drafter,
+    rows: int,
+    slots: int,
+    stop_width: int,
+    pages: int | None = None,
 ) -> DecodeState:
     """A state of B rows that are all done, with nothing in them.
 
@@ -89,37 +93,45 @@ def empty_rows(
       target: the target model.
       drafter: the drafter that will read and propose.
       rows: B.
-      slots: S, cache slots of each.
+      slots: S, tokens that a row may come to.
       stop_width: E, stop tokens that a row may have.
+      pages: pages of the cache, over all devices along `data`; None for S slots of every row. On a
+        mesh or with any other number the table says nothing yet.
     """
-    sizes = {"rows": rows, "slots": slots, "stop_width": stop_width}
     if target.mesh is None:
-        return _empty(target, drafter, **sizes)
-    shapes = row_shapes(target, drafter, **sizes)
+        return _empty(target, drafter, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
+    shapes = row_shapes(target, drafter, rows, slots, stop_width, pages)
 
     def zeros(leaf: Any, sharding: Any) -> Array:
         return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
 
     # Each device makes its own part: no one could hold the whole.
     state = jax.tree.map(zeros, shapes, shardings(shapes, target.mesh))
-    # The pages of each device's own rows, as `init_cache` numbers them.
-    B, M = state.cache.table.shape
-    own = jnp.tile(own_pages(B // data_shards(target.mesh), slots), (data_shards(target.mesh), 1))
-    table = place(own, target.mesh)
-    return state._replace(done=~state.done, cache=state.cache._replace(table=table))
+    return state._replace(done=~state.done)
 
 
 def row_shapes(
-    target: Target, drafter: Drafter, rows: int, slots: int, stop_width: int
+    target: Target,
+    drafter: Drafter,
+    rows: int,
+    slots: int,
+    stop_width: int,
+    pages: int | None = None,
 ) -> DecodeState:
     """The shapes of what `empty_rows` makes; the models may be shapes too."""
-    make = partial(_empty, rows=rows, slots=slots, stop_width=stop_width)
+    make = partial(_empty, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
     return jax.eval_shape(make, target, drafter)
 
 
-@partial(jax.jit, static_argnames=("rows", "slots", "stop_width"))
+@partial(jax.jit, static_argnames=("rows", "slots", "stop_width", "pages"))
 def _empty(
-    target: Target, drafter: Drafter, *, rows: int, slots: int, stop_width: int
+    target: Target,
+    drafter: Drafter,
+    *,
+    rows: int,
+    slots: int,
+    stop_width: int,
+    pages: int | None,
 ) -> DecodeState:
     decoder = target.merge()
 
@@ -129,7 +141,7 @@ def _empty(
     numbers = jnp.zeros(rows)
     return DecodeState(
         tokens=zeros(slots),
-        cache=init_cache(target.config, rows, slots, decoder.dtype, drafter.cache),
+        cache=init_cache(target.config, rows, slots, decoder.dtype, drafter.cache, pages),
         own=drafter.empty(decoder, rows),
         root=zeros(),
         speculates=jnp.ones(rows, bool),
@@ -142,13 +154,12 @@ def _empty(
 
 @partial(jax.jit, donate_argnames="state")
 @per_shard
-def copy_beginnings(
-    target: Target, state: DecodeState, rows: Int[Array, " G"], sources: Int[Array, " G"]
+def write_texts(
+    target: Target, state: DecodeState, rows: Int[Array, " G"], texts: Int[Array, "G S"]
 ) -> DecodeState:
-    """The state with the texts and the cache of some rows copied to others; B stands for none."""
+    """The state with other tokens in some rows, B for none: those whose cache is shared."""
     del target  # it tells the mesh
-    tokens = state.tokens.at[rows].set(state.tokens[sources], mode="drop")
-    return state._replace(tokens=tokens, cache=copy_rows(state.cache, rows, sources))
+    return state._replace(tokens=state.tokens.at[rows].set(texts, mode="drop"))
 
 
 @partial(jax.jit, donate_argnames="state", static_argnames="top")
@@ -195,13 +206,10 @@ def read_rows(
     stops = is_stop(read.root[:, None], requests.stop_tokens)[:, 0]
     done = stops | (lengths + 1 >= requests.limits)
 
-    def write(
-        row: Int[Array, " S"], new: Int[Array, " C"], at: Int[Array, ""], on: Bool[Array, ""]
-    ) -> Int[Array, " S"]:
-        kept = jax.lax.dynamic_slice_in_dim(row, at, C)
-        return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(on, new, kept), at, axis=0)
-
-    tokens = jax.vmap(write)(old.tokens, requests.tokens, start, live)
+    places = jnp.arange(len(rows))[:, None], start[:, None] + jnp.arange(C)
+    kept = old.tokens.at[places].get(mode="fill", fill_value=0)
+    written = jnp.where(live[:, None], requests.tokens, kept)
+    tokens = old.tokens.at[places].set(written, mode="drop", unique_indices=True)
     at_end = jnp.where(finished, lengths, tokens.shape[1])
     tokens = tokens.at[jnp.arange(len(rows)), at_end].set(read.root, mode="drop")
     new = DecodeState(

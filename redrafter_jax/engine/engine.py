@@ -11,38 +11,24 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from redrafter_jax.config import TargetConfig, TreeConfig
+from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafting import longest_path
-from redrafter_jax.decoding.read import chunk_length, lost_entries
-from redrafter_jax.drafters.base import Drafter, RootOnly, check_drafting
-from redrafter_jax.drafters.bind import as_drafter, bind_drafter
+from redrafter_jax.decoding.read import chunk_length, lookahead
+from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.engine.admission import (
-    Row,
-    Slot,
-    admit,
-    beginnings,
-    idle_row,
-    make_row,
-    next_batch,
-    next_chunk,
-)
-from redrafter_jax.engine.device import (
-    Gains,
-    copy_beginnings,
-    decode_rows,
-    empty_rows,
-    read_rows,
-)
+from redrafter_jax.engine.bind import bind_models
+from redrafter_jax.engine.chunks import beginnings, idle_row, make_row, next_batch, next_chunk
+from redrafter_jax.engine.device import Gains, decode_rows, empty_rows, read_rows, write_texts
 from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, new_tokens
+from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_size, slots_for
+from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import check_same_mesh, data_shards, place, to_host
-from redrafter_jax.parallel.model import Model
+from redrafter_jax.parallel.mesh import data_shards, place, to_host
 from redrafter_jax.types import NO_CHOICE, SOURCES
 
 # The first one compiles.
@@ -67,34 +53,8 @@ class _Run(NamedTuple):
     began: float | None = None
 
 
-def bind_models(
-    target: Target, drafter: LoadedHead | Drafter | None, tree: TreeConfig | TreeTable | None
-) -> tuple[Drafter, tuple[TreeConfig | None, ...]]:
-    """The drafter that decoding takes, and the trees that it may draft.
-
-    Raises:
-      InputError: a model is something else, or they do not fit each other.
-    """
-    if isinstance(tree, TreeTable):
-        bound = as_drafter(drafter)
-        if isinstance(bound, RootOnly):
-            raise InputError("tree is a table of trees, but there is no drafter; leave tree out.")
-        trees = tuple(dict.fromkeys(tuned.tree for tuned in tree.trees))
-    else:
-        bound, one = bind_drafter(drafter, tree)
-        trees = (one,)
-    if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
-        raise InputError(
-            f"target is {target!r:.40}; give what load_target returns, then its drafter."
-        )
-    for one in trees:
-        check_drafting(target.config, bound, one)
-    check_same_mesh(target, *bound.models)
-    return bound, trees
-
-
 class Engine:
-    """A fixed number of slots that requests share, and the queue before them.
+    """A fixed number of slots and of pages that requests share, and the queue before them.
 
     Everything that decodes asks one: `generate`, `stream`, the commands, the server, regeneration
     and evaluation. It belongs to one thread. On a mesh of several processes each runs one, with the
@@ -118,6 +78,9 @@ class Engine:
         is True unless `tree` is one `TreeConfig`.
       slots: B, rows that decode together; a multiple of the mesh's `data`.
       context_length: tokens that a request may come to, its prompt included.
+      cache_pages: pages of 64 tokens that all texts share, over all devices along `data`; None for
+        as many as all slots may need. Requests wait while there are too few; where a text that goes
+        on finds none, the request that came last gives up its slot and goes on later.
       queue_limit: requests that may wait beyond those that free slots can take; None for no limit.
       stop_tokens: tokens that end a row; None takes the target's.
       steps_per_call: decode steps between two looks at what has ended; None for as many as a text
@@ -145,6 +108,7 @@ class Engine:
         adaptive: bool | None = None,
         slots: int,
         context_length: int,
+        cache_pages: int | None = None,
         queue_limit: int | None = None,
         stop_tokens: Sequence[int] | None = None,
         steps_per_call: int | None = 4,
@@ -190,24 +154,26 @@ class Engine:
         cache_slots = slots_for(context_length, self.longest_path)
         self.steps_per_call = steps_per_call or cache_slots
         self._chunk = min(prefill_chunk or chunk_length(), cache_slots)
-        self._slots: list[Slot] = [Slot() for _ in range(slots)]
-        # Of each device along `data`.
-        size = slots // shards
-        self._parts = [range(start, start + size) for start in range(0, slots, size)]
-        self._queue: deque[Row] = deque()
+        width = pages_for(cache_slots)
+        pages = slots * width if cache_pages is None else cache_pages
+        check_size(pages, "cache_pages", pages_for(context_length - 1) * shards)
+        self._scheduler = Scheduler(
+            slots, shards, pages // shards, width, prefill_rows, lookahead(self.drafter)
+        )
         self._ended: list[Event] = []
-        self._submitted = self._freed = 0
+        self._submitted = 0
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._idle = idle_row(target, self._stop_tokens)
-        self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width)
+        pages = pages // shards * shards
+        self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages)
         # Programs that have run: the first run compiles.
         self._timed: set[tuple[int, TreeConfig | None]] = set()
 
     @property
     def slots(self) -> int:
         """B, rows that decode together."""
-        return len(self._slots)
+        return len(self._scheduler.slots)
 
     @property
     def stop_width(self) -> int:
@@ -222,17 +188,32 @@ class Engine:
     @property
     def active(self) -> int:
         """Requests that have a slot."""
-        return sum(slot.row is not None for slot in self._slots)
+        return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._queue)
+        return len(self._scheduler.queue)
+
+    @property
+    def pages(self) -> int:
+        """Pages of the cache, over all devices along `data`."""
+        return sum(pool.size for pool in self._scheduler.pools)
+
+    @property
+    def pages_used(self) -> int:
+        """How many of them the texts of requests that run have."""
+        return sum(pool.used for pool in self._scheduler.pools)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request has given up its slot, to go on later, because pages ran out."""
+        return self._scheduler.preemptions
 
     @property
     def busy(self) -> bool:
         """Whether the next `advance` has something to do or to tell."""
-        return bool(self._queue or self._ended or self.active)
+        return bool(self.waiting or self._ended or self.active)
 
     def warm_up(self, proceed: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
         """Compile everything, and time a step of each program.
@@ -249,8 +230,8 @@ class Engine:
         count = len(self._trees.programs) + 1  # prefill, too
         # From the second turn on the state is what these programs leave behind.
         for turn in range(_WARM_UP_TURNS):
-            self._copy_beginnings({})
-            jax.block_until_ready(self._read({}).result)
+            self._write_texts({})
+            jax.block_until_ready(self._read(Pass({}, {})).result)
             for compiled, program in enumerate(self._trees.programs, start=1):
                 if not proceed(count if turn else compiled, count):
                     return
@@ -289,7 +270,7 @@ class Engine:
             self._ends.clear()
             self._ends.append(self._clock())
         self._submitted += 1
-        self._queue.append(row)
+        self._scheduler.queue.append(row)
         return row.number
 
     def cancel_all(self) -> None:
@@ -314,28 +295,26 @@ class Engine:
         now = self._clock()
         self._end("deadline", lambda row: now > row.request.deadline)
         runs: list[_Run] = []
+        most = self.steps_per_call if steps is None else min(steps, self.steps_per_call)
+        gained = self.longest_path * most
         while passes is None or len(runs) < passes:
-            places, admitted = admit(
-                self._slots,
-                self._queue,
-                self._parts,
-                self._prefill_rows,
-                lost_entries(self.drafter),
-            )
-            if not places:
+            read = self._scheduler.admit(gained)
+            if not read.places:
                 break
-            for slot in admitted:
-                self.counters.prompt_tokens += slot.prompt_length
-                self.counters.reused_tokens += slot.cached
-                self.on_admission(slot.number)
-            if admitted and len(admitted) == self.active:
+            rows = [self._scheduler.row(index) for index in read.admitted.values()]
+            for row in rows:
+                if not row.preempted:
+                    self.counters.prompt_tokens += row.read_until
+                    self.counters.reused_tokens += row.cached
+                    self.on_admission(row.number)
+            if rows and len(rows) == self.active:
                 self._trees.begin_text()
-            runs.append(self._read(places))
-        active = [index for index, slot in enumerate(self._slots) if slot.decoding]
-        if active and steps != 0:
-            most = self.steps_per_call if steps is None else min(steps, self.steps_per_call)
-            rows, tree, count = self._choose(active, most)
-            runs.append(self._decode(active, rows, tree, count, timed=not runs))
+            runs.append(self._read(read))
+        self._scheduler.grow(gained)
+        active = self._scheduler.decoding
+        if active and most:
+            count, tree, many = self._choose(active, most)
+            runs.append(self._decode(active, count, tree, many, timed=not runs))
         events = {event.number: event for event in self._ended}
         self._ended = []
         results = to_host([run.result for run in runs])
@@ -344,30 +323,46 @@ class Engine:
             self._collect(run, gains, done, finished, events)
         return list(events.values())
 
-    def _read(self, places: dict[int, int]) -> _Run:
-        """One prefill pass for these slots, by place."""
-        size, mesh = len(self._parts[0]), self.target.mesh
-        shape = self._prefill_rows * len(self._parts), self._chunk
-        if any(self._slots[index].source is not None for index in places.values()):
-            self._copy_beginnings(places)
-        chunk = place(next_chunk(self._slots, places, size, shape, self._idle), mesh)
+    def _read(self, read: Pass) -> _Run:
+        """One prefill pass."""
+        slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
+        count = self._prefill_rows * len(self._scheduler.parts)
+        if any(self._scheduler.row(index).cached for index in read.admitted.values()):
+            self._write_texts(read.admitted)
+        chunk = next_chunk(slots, read.places, size, (count, self._chunk), self._idle)
+        self._tell_pages()
         self._state, result = read_rows(
-            self.target, self.drafter, self._state, chunk, top=self._top
+            self.target,
+            self.drafter,
+            self._state,
+            place(chunk, self.target.mesh),
+            top=self._top,
         )
+        # Whoever is read from now on comes after it.
+        self._scheduler.index()
         self.counters.prefill_passes += 1
-        return _Run(places, result, None)
+        return _Run(read.places, result, None)
 
-    def _copy_beginnings(self, places: dict[int, int]) -> None:
-        """Give slots the beginnings of their prompts that other slots hold."""
-        size, count = len(self._parts[0]), self._prefill_rows * len(self._parts)
-        placed: Any = place(beginnings(self._slots, places, size, count), self.target.mesh)
-        self._state = copy_beginnings(self.target, self._state, *placed)
+    def _write_texts(self, admitted: dict[int, int]) -> None:
+        """Give slots the tokens whose cache they share, which they will not read."""
+        size = len(self._scheduler.parts[0])
+        shape = self._prefill_rows * len(self._scheduler.parts), self._state.tokens.shape[1]
+        texts: Any = beginnings(self._scheduler.slots, admitted, size, shape)
+        self._state = write_texts(self.target, self._state, *place(texts, self.target.mesh))
+
+    def _tell_pages(self) -> None:
+        """Tell the device whose pages are whose, where that has changed."""
+        if self._scheduler.changed:
+            self._scheduler.changed = False
+            table: Any = place(self._scheduler.tables.copy(), self.target.mesh)
+            self._state = self._state._replace(cache=self._state.cache._replace(table=table))
 
     def _choose(self, active: list[int], most: int) -> tuple[int, TreeConfig | None, int]:
         """Rows and tree of the program that decodes these slots next, and for how many steps."""
-        fullest = max(sum(index in part for index in active) for part in self._parts)
-        rows = self._trees.rows_for(fullest * len(self._parts))
-        requests = [slot.row.request for slot in self._slots if slot.row and slot.decoding]
+        parts = self._scheduler.parts
+        fullest = max(sum(index in part for index in active) for part in parts)
+        rows = self._trees.rows_for(fullest * len(parts))
+        requests = [self._scheduler.row(index).request for index in active]
         temperatures = [one.sampling.temperature for one in requests if one.speculate]
         return rows, *self._trees.choose(rows, temperatures, most)
 
@@ -381,7 +376,8 @@ class Engine:
         timed: bool = False,
     ) -> _Run:
         """Decode these slots for a few steps by the program of so many rows and this tree."""
-        batch, places = next_batch(active, rows, self._parts)
+        batch, places = next_batch(active, rows, self._scheduler.parts)
+        self._tell_pages()
         placed: Any = place(batch, self.target.mesh)
         began = time.perf_counter() if timed and (rows, tree) in self._timed else None
         self._timed.add((rows, tree))
@@ -403,20 +399,21 @@ class Engine:
         """Add what a program gained to the events."""
         calls = gained = 0
         for at, index in run.slots.items():
-            slot = self._slots[index]
+            row = self._scheduler.slots[index]
             own_calls = int(np.count_nonzero(gains.counts[at]))
-            if slot.row is None or not own_calls:
+            # One that lost its slot since then reads its last token once more.
+            if row is None or not own_calls:
                 continue
-            number, request, arrays = slot.row
-            new = new_tokens(gains, at, self.sources, slot.calls)
-            slot.add(new)
+            number, request = row.number, row.request
+            new = new_tokens(gains, at, self.sources, row.calls)
+            row.add(new)
             before, ended = events[number].decided if number in events else [], None
             if done[at]:
-                ended = "stop" if slot.text[-1] in arrays.stop_tokens else "length"
-                if slot.text[-1] == NO_CHOICE:
+                ended = "stop" if row.text[-1] in row.arrays.stop_tokens else "length"
+                if row.text[-1] == NO_CHOICE:
                     ended = "not numbers"
                     new.pop()
-                self._free(slot)
+                self._free(index)
             events[number] = Event(number, before + new, ended)
             if run.program:
                 drafted = zip(self.sources, gains.drafted[at].sum(axis=0).tolist(), strict=True)
@@ -441,15 +438,10 @@ class Engine:
 
     def _end(self, why: str, ends: Callable[[Row], bool]) -> None:
         """End the requests for which this holds."""
-        for row in [row for row in self._queue if ends(row)]:
-            self._queue.remove(row)
+        for row in self._scheduler.end(ends):
             self._ended.append(Event(row.number, [], why))
-        for slot in self._slots:
-            if slot.row is not None and ends(slot.row):
-                self._ended.append(Event(slot.number, [], why))
-                self._free(slot)
+            self._ends.append(self._clock())
 
-    def _free(self, slot: Slot) -> None:
-        self._freed += 1
-        slot.row, slot.freed = None, self._freed
+    def _free(self, index: int) -> None:
+        self._scheduler.free(index)
         self._ends.append(self._clock())

@@ -1,6 +1,5 @@
 """The key-value cache in pages: made once, written in place, rolled back by its lengths."""
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -12,25 +11,30 @@ from redrafter_jax.types import CacheShape, KVCache
 
 
 def init_cache(
-    config: TargetConfig, batch: int, slots: int, dtype: DTypeLike, own: CacheShape | None = None
+    config: TargetConfig,
+    batch: int,
+    slots: int,
+    dtype: DTypeLike,
+    own: CacheShape | None = None,
+    pages: int | None = None,
 ) -> KVCache:
-    """An empty cache with pages for S slots per row; on a mesh, this device's part of it.
-
-    Row b has pages b M to (b + 1) M - 1.
+    """An empty cache; on a mesh, this device's part of it.
 
     Args:
       config: of the target.
       batch: B.
-      slots: S.
+      slots: S, tokens that a row may come to.
       dtype: of the keys and values.
       own: the drafter's own layers, which come after the target's.
+      pages: number of pages; None for S slots of every row: row b has pages b M to (b + 1) M - 1.
     """
     target = CacheShape(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
     table = own_pages(batch, slots)
+    pages = table.size if pages is None else pages
 
     def zeros() -> tuple[Float[Array, "pages K page H"], ...]:
         return tuple(
-            jnp.zeros((table.size, shard_size(shape.heads), PAGE, shape.head_dim), dtype)
+            jnp.zeros((pages, shard_size(shape.heads), PAGE, shape.head_dim), dtype)
             for shape in (target, own or CacheShape(0, 0, 0))
             for _ in range(shape.layers)
         )
@@ -122,21 +126,6 @@ def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
     """The cache after some of its rows, from `rows_of`, were written; B and above for none."""
     lengths = cache.lengths.at[rows].set(fresh.lengths, mode="drop")
     return fresh._replace(table=cache.table, lengths=lengths)
-
-
-def copy_rows(cache: KVCache, rows: Int[Array, " G"], sources: Int[Array, " G"]) -> KVCache:
-    """The cache with the pages and the lengths of some rows copied to others; B stands for none."""
-    B, pages = len(cache.table), len(cache.keys[0])
-    at = jnp.where((rows < B)[:, None], cache.table[rows], pages)
-
-    def copy(layer: Float[Array, "pages K page H"]) -> Float[Array, "pages K page H"]:
-        # A barrier: XLA for CPUs would copy all pages before a write.
-        copied = jax.lax.optimization_barrier(layer[cache.table[sources]])
-        return layer.at[at].set(copied, mode="drop")
-
-    lengths = cache.lengths.at[rows].set(cache.lengths[sources], mode="drop")
-    keys, values = (tuple(map(copy, side)) for side in (cache.keys, cache.values))
-    return cache._replace(keys=keys, values=values, lengths=lengths)
 
 
 def slots_of(

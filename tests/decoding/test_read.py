@@ -17,10 +17,10 @@ from eval.abstract import random_state
 from pallas_kernels.tree_attention import PAGE
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.bind import as_drafter
-from redrafter_jax.engine.admission import Slot, idle_row, make_row, next_chunk
+from redrafter_jax.engine.chunks import idle_row, make_row, next_chunk
 from redrafter_jax.engine.device import Chunk, empty_rows, read_rows
-from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.engine.scheduler import Row
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -50,12 +50,14 @@ def request_of(prompt: list[int], limit: int = 4) -> Request:
     return Request(prompt, limit, 0, stop_tokens=())
 
 
-def slots_of(target: Target, prompts: list[list[int]], known: Sequence[int]) -> list[Slot]:
-    """A slot for each prompt, of which so many tokens are in the cache."""
-    return [
-        Slot(make_row(target, number, request_of(prompt), ()), len(prompt), prompt, cached)
-        for number, (prompt, cached) in enumerate(zip(prompts, known, strict=True))
-    ]
+def rows_of(target: Target, prompts: list[list[int]], known: Sequence[int]) -> list[Row | None]:
+    """A row for each prompt, of which so many tokens are in the cache."""
+    rows: list[Row | None] = []
+    for number, (prompt, cached) in enumerate(zip(prompts, known, strict=True)):
+        row = make_row(target, number, request_of(prompt), ())
+        row.read_until, row.cached = len(prompt), cached
+        rows.append(row)
+    return rows
 
 
 def nothing_read(target: Target, drafter: Drafter) -> DecodeState:
@@ -76,9 +78,9 @@ def read(target: Target, drafter: Drafter) -> Any:
         known: Sequence[int] = (0,) * B,
     ) -> DecodeState:
         now = nothing_read(target, drafter) if state is None else state
-        slots = slots_of(target, prompts, known)
-        while places := {at: at for at, slot in enumerate(slots) if slot.reading}:
-            chunk = next_chunk(slots, places, B, (B, C), idle)
+        rows = rows_of(target, prompts, known)
+        while places := {at: at for at, row in enumerate(rows) if row and row.reading}:
+            chunk = next_chunk(rows, places, B, (B, C), idle)
             now, _ = run(target, drafter, now, jax.tree.map(jnp.asarray, chunk))
         return now
 
@@ -181,35 +183,10 @@ def test_what_is_known_is_taken_and_nothing_past_it(
 
 
 def test_what_is_known_is_not_read_again(read: Any) -> None:
-    # What a row's own last chunk does not cover comes from the cache, spoilt as it is.
-    begin = np.asarray([max(len(row) - C, 0) for row in NEXT])
-    kept = np.arange(S) < np.minimum(SAME, begin)[:, None]
+    kept = np.arange(S) < np.asarray(SAME)[:, None]
     state = read(NEXT, spoil(read(FIRST), kept, 7.0), SAME)
     for slots in layers_of(state.cache):
         np.testing.assert_array_equal((slots == 7.0).all(axis=(1, 3))[:, :S], kept)
-
-
-def test_an_engine_takes_the_common_beginning_alone(
-    target: Target, drafter: Drafter, at_once: Any
-) -> None:
-    chosen = np.asarray(at_once(NEXT)[-1]).argmax(axis=-1)
-    engine = Engine(target, drafter, slots=1, context_length=S, prefill_chunk=C)
-
-    def first_token(prompt: list[int]) -> int:
-        engine.submit(request_of(prompt, limit=1))
-        tokens = []
-        while engine.busy:
-            tokens += [token for event in engine.advance() for token in event.tokens]
-        (token,) = tokens
-        return token
-
-    for row, same in enumerate(SAME):
-        first_token(FIRST[row])
-        slots = engine._state.tokens.shape[1]
-        engine._state = spoil(engine._state, np.arange(slots)[None] >= same, np.nan)
-        before = engine.counters.reused_tokens
-        assert first_token(NEXT[row]) == chosen[row]
-        assert engine.counters.reused_tokens - before == same
 
 
 @pytest.mark.parametrize("reading", [[1, 3], [3], []], ids=str)
@@ -225,11 +202,11 @@ def test_idle_places_leave_all_rows_as_they_are(
     )
     state = spoil(state, np.arange(S) >= np.asarray(lengths)[:, None], np.nan)
     before = by_row(state)
-    slots = slots_of(target, prompts_of([30] * B), [0] * B)
+    rows = rows_of(target, prompts_of([30] * B), [0] * B)
     at = reading if places == B else range(len(reading))
     stops = [0] * (state.stop_tokens.shape[1] - 8)
     chunk: Chunk = next_chunk(
-        slots, dict(zip(at, reading, strict=True)), B, (places, C), idle_row(target, stops)
+        rows, dict(zip(at, reading, strict=True)), B, (places, C), idle_row(target, stops)
     )
     after, (gains, ended) = read_rows(target, drafter, state, jax.tree.map(jnp.asarray, chunk))
     rest = [row for row in range(B) if row not in reading]
@@ -242,9 +219,9 @@ def test_idle_places_leave_all_rows_as_they_are(
 
 def test_no_pass_copies_the_cache(target: Target, drafter: Drafter) -> None:
     state = random_state(target, drafter, B, S)
-    slots = slots_of(target, prompts_of([30] * B), [0] * B)
+    rows = rows_of(target, prompts_of([30] * B), [0] * B)
     stops = [0] * (state.stop_tokens.shape[1] - 8)
-    chunk: Chunk = next_chunk(slots, {0: 1}, B, (1, C), idle_row(target, stops))
+    chunk: Chunk = next_chunk(rows, {0: 1}, B, (1, C), idle_row(target, stops))
     program = read_rows.lower(target, drafter, state, jax.tree.map(jnp.asarray, chunk)).compile()
     cache = ",".join(map(str, state.cache.keys[0].shape))
     assert f"f32[{cache}]" in (text := str(program.as_text()))

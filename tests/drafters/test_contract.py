@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from engine_runs import ROWS, STOPS, gather, generated, make_requests
+from engine_runs import ROOM, ROWS, STOPS, gather, generated, make_requests
 from small_batch import DRAFT, MIXED, PROMPTS
 from tiny_models import (
     PARITY_CONFIG,
@@ -36,6 +36,7 @@ from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.drafters.self_drafter import SelfDrafter
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import slots_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
@@ -133,7 +134,7 @@ def test_texts_are_the_targets_own(
 def test_a_beginning_that_is_kept_serves_the_drafter_too(
     habitual_target: Target, drafter: Any, tree: TreeConfig
 ) -> None:
-    prompt, cache = LONG[:20], KeptCache(200)
+    prompt, cache = LONG, KeptCache(200)
     for more in ([], [5, 6], [1], LONG[:30]):
         prompt = [*prompt, *more]
         options: dict[str, Any] = {"max_new_tokens": 12, "tree": tree}
@@ -154,7 +155,7 @@ def test_requests_come_go_and_are_cancelled(
         drafter,
         tree=tree,
         slots=3,
-        context_length=64,
+        context_length=ROOM,
         stop_tokens=STOPS,
         steps_per_call=2,
         prefill_chunk=8,
@@ -198,10 +199,11 @@ def test_on_a_mesh_it_drafts_the_same(
 def test_the_cache_holds_what_the_drafter_read(habitual_target: Target) -> None:
     """Entry i is the bigram of tokens i and i + 1, also where a beginning was another text's."""
     engine = Engine(
-        habitual_target, BigramAttention(V), slots=1, context_length=120, prefill_chunk=8
+        habitual_target, BigramAttention(V), slots=1, context_length=200, prefill_chunk=8
     )
     text: list[int] = []
-    for prompt in (LONG[:20], [*LONG[:13], 4, 4], [*LONG[:13], 4, 5, 6]):
+    beginning = [*LONG, *LONG]
+    for prompt in (beginning, [*beginning[: 2 * PAGE + 2], 4, 4], [*beginning[:PAGE], 4, 5, 6]):
         engine.submit(make_requests(0, 1)[0]._replace(prompt=prompt, max_new_tokens=9))
         text = list(prompt)
         while engine.busy:
@@ -213,7 +215,8 @@ def test_the_cache_holds_what_the_drafter_read(habitual_target: Target) -> None:
         )
         assert keys.argmax(axis=1).tolist() == text[:-1]
         assert values.argmax(axis=1).tolist() == text[1:]
-    assert engine.counters.reused_tokens == 12 + 13
+    # Two pages of the second; what ends the first page of the third is of another bigram.
+    assert engine.counters.reused_tokens == 2 * PAGE
 
 
 def test_a_call_gains_what_the_toy_guesses(habitual_target: Target) -> None:

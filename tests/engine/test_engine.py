@@ -19,6 +19,7 @@ from redrafter_jax.engine import trees as trees_module
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, QueueFull, Request
 from redrafter_jax.files.tree_table import TreeTable, TunedTree
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -53,7 +54,7 @@ def make_engine(shallow_target: Target) -> MakeEngine:
             "tree": table_of(None),
             "adaptive": False,
             "slots": 4,
-            "context_length": 64,
+            "context_length": 200,
             "stop_tokens": STOPS,
             "steps_per_call": STEPS,
             "prefill_chunk": CHUNK,
@@ -231,16 +232,16 @@ def test_a_prompt_that_begins_like_a_kept_text_reads_the_rest_alone(
     shallow_target: Target, make_engine: MakeEngine
 ) -> None:
     engine = make_engine()
-    first = Request([n % 24 for n in range(33)], 6, 0, stop_tokens=())
+    first = Request([n % 24 for n in range(PAGE - 3)], 6, 0, stop_tokens=())
     engine.submit(first)
     (event,) = run(engine).values()
-    assert engine.counters.prefill_passes == 5  # of 8 tokens
-    # Its last token is not in the cache.
-    second = Request(first.prompt + event.tokens + [1, 2, 3], 6, 1, stop_tokens=())
+    assert engine.counters.prefill_passes == 8  # of 8 tokens
+    # It ends in a page that its answer has filled, and one more token.
+    second = Request(first.prompt + event.tokens[:4], 6, 1, stop_tokens=())
     engine.submit(second)
     (event,) = run(engine).values()
-    assert engine.counters.prefill_passes == 6
-    assert engine.counters.reused_tokens == 33 + 5
+    assert engine.counters.prefill_passes == 9
+    assert engine.counters.reused_tokens == PAGE
     assert event.tokens == generated(shallow_target, [second]).tokens[0]
 
 
@@ -257,17 +258,17 @@ def test_a_request_begins_without_what_the_drafter_kept_of_the_one_before(
         assert engine._state.own.tolist() == [max(prompt)]
 
 
-def test_a_beginning_is_copied_from_a_row_that_goes_on(
+def test_a_beginning_is_shared_with_a_row_that_goes_on(
     shallow_target: Target, make_engine: MakeEngine
 ) -> None:
     engine = make_engine()
-    prompt = [n % 24 for n in range(20)]
+    prompt = [n % 24 for n in range(PAGE)]
     requests = [Request([*prompt, n], 30, n, stop_tokens=()) for n in range(3)]
     for request in requests:
         engine.submit(request)
     told = run(engine)
-    assert engine.counters.prefill_passes == 3 + 1 + 1
-    assert engine.counters.reused_tokens == 40
+    assert engine.counters.prefill_passes == 9 + 1 + 1
+    assert engine.counters.reused_tokens == 2 * PAGE
     texts = generated(shallow_target, requests).tokens[:3]
     assert [told[number].tokens for number in range(3)] == texts
 

@@ -1,7 +1,7 @@
 """The engine on a mesh: the texts of one device, and nothing compiled for a new request."""
 
 import pytest
-from engine_runs import ROWS, STOPS, generated, make_requests, run
+from engine_runs import ROOM, ROWS, STOPS, generated, make_requests, run
 
 from redrafter_jax import TreeConfig, make_mesh
 from redrafter_jax.drafters.head_drafter import LoadedHead
@@ -23,7 +23,7 @@ def test_every_request_gets_what_generate_gives_it_on_one_device(
         place(good_drafter, mesh),
         tree=TreeConfig(beam_width=2, draft_rounds=2),
         slots=4,
-        context_length=64,
+        context_length=ROOM,
         stop_tokens=STOPS,
         prefill_chunk=8,
         prefill_rows=2,

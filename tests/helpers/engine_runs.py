@@ -11,6 +11,7 @@ from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.engine.requests import Batch
 from redrafter_jax.generation import Generation, engine_of
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState
 
@@ -25,9 +26,9 @@ WARM = SamplingConfig(1.0)
 
 
 def make_requests(seed: int, count: int) -> list[Request]:
-    """Of many lengths and limits, greedy and sampled; some begin alike."""
+    """Of many lengths and limits, greedy and sampled; some begin alike, with a page and more."""
     chance = random.Random(seed)
-    beginnings = [[chance.randrange(24) for _ in range(length)] for length in (0, 5, 20)]
+    beginnings = [[chance.randrange(24) for _ in range(length)] for length in (0, 5, PAGE + 6)]
     return [
         Request(
             chance.choice(beginnings) + [chance.randrange(24) for _ in range(chance.randint(1, 9))],

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.tree_attention import PAGE
-from redrafter_jax.models.cache import commit, copy_rows
+from redrafter_jax.models.cache import commit
 from redrafter_jax.types import KVCache
 
 jitted_commit = jax.jit(commit)
-jitted_copy = jax.jit(copy_rows)
 
 B, K, M, H, N, P = 3, 2, 2, 4, 6, 3
 S = M * PAGE
@@ -55,14 +54,3 @@ def test_commit_appends_the_path_to_the_decided_tokens_and_changes_nothing_else(
         np.testing.assert_array_equal(now, before)
     for before, now in zip(others(cache, cache.table), others(after, cache.table), strict=True):
         np.testing.assert_array_equal(now, before)
-
-
-def test_a_row_is_copied_into_pages_of_its_own() -> None:
-    random = np.random.default_rng(0)
-    cache = random_cache(random, np.asarray([5, 70, 9], np.int32))
-    # Row 2 becomes row 1; the second place copies nothing.
-    after = jitted_copy(cache, np.asarray([2, B]), np.asarray([1, 0]))
-    assert after.lengths.tolist() == [5, 70, 70]
-    np.testing.assert_array_equal(after.table, cache.table)
-    for before, now in zip(layers_of(cache), layers_of(after), strict=True):
-        np.testing.assert_array_equal(now, before[[0, 1, 1]])

@@ -1,0 +1,119 @@
+"""What the next program reads or decodes, as arrays of NumPy."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from redrafter_jax.engine.device import Chunk
+from redrafter_jax.engine.messages import OWN_STOPS, Request
+from redrafter_jax.engine.requests import Batch, check_batch, row_arrays
+from redrafter_jax.engine.scheduler import Row
+from redrafter_jax.models.target import Target
+
+
+def make_row(
+    target: Target,
+    number: int,
+    request: Request,
+    stop_tokens: tuple[int, ...],
+    stop_width: int | None = None,
+) -> Row:
+    """A request, checked as `generate` checks its own; `stop_tokens` are for one that gives none.
+
+    A request may have `stop_width`, E, of them; None stands for as many as these need.
+
+    Raises:
+      InputError: something in it does not fit the target, or it has too many stop tokens.
+    """
+    stops = stop_tokens if request.stop_tokens is None else request.stop_tokens
+    prompt, limit, seed, sampling, *_ = request
+    (checked,) = check_batch(target.config, Batch([list(prompt)], limit, sampling, [seed], [stops]))
+    arrays = row_arrays(target.config, checked, stop_width)
+    return Row(number, request, arrays, text=list(prompt))
+
+
+def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
+    """What idle places of a prefill pass read, with as many stop tokens as a request may have."""
+    return make_row(target, -1, Request([0], 1, 0), (*stop_tokens, *[0] * OWN_STOPS))
+
+
+def beginnings(
+    slots: Sequence[Row | None], admitted: Mapping[int, int], part: int, shape: tuple[int, int]
+) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, "G S"]]:
+    """The rows whose beginning is in the cache already, and the tokens of their texts.
+
+    Args:
+      slots: all of them.
+      admitted: by place in the pass, the slots of requests that are new to it.
+      part: number of slots on each part of the mesh.
+      shape: G, places of the pass, and S, slots of the buffer of tokens.
+    """
+    rows, tokens = np.full(shape[0], part, np.int32), np.zeros(shape, np.int32)
+    for at, index in admitted.items():
+        row = slots[index]
+        if row is not None and row.cached:
+            rows[at] = index % part
+            tokens[at, : row.cached] = row.text[: row.cached]
+    return rows, tokens
+
+
+def next_chunk(
+    slots: Sequence[Row | None],
+    places: Mapping[int, int],
+    part: int,
+    shape: tuple[int, int],
+    idle: Row,
+) -> Chunk:
+    """The next chunk of some prompts, which the slots count as cached from now on.
+
+    Args:
+      slots: all of them.
+      places: by place in the pass, the slot that is read for.
+      part: number of slots on each part of the mesh.
+      shape: G, places of the pass, and C, tokens of a chunk.
+      idle: what the other places read.
+    """
+    G, C = shape
+    # A row past the last one is none.
+    rows, begins = np.full(G, part, np.int32), np.zeros(G, np.int32)
+    is_new = np.zeros(G, bool)
+    tokens = np.zeros((G, C + 1), np.int32)
+    speculates, arrays = np.ones(G, bool), [idle.arrays] * G
+    for at, index in places.items():
+        row = slots[index]
+        assert row is not None
+        begin = row.cached
+        fresh = row.text[begin : begin + C + 1]
+        rows[at], begins[at], is_new[at] = index % part, begin, row.is_new
+        row.is_new = False
+        tokens[at, : len(fresh)] = fresh
+        speculates[at], arrays[at] = row.request.speculate, row.arrays
+        row.cached = min(begin + C, row.read_until)
+    requests: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
+    requests = requests._replace(tokens=tokens[:, :C])
+    return Chunk._make([rows, begins, is_new, tokens[:, C], speculates, requests])
+
+
+def next_batch(
+    active: Sequence[int], rows: int, parts: Sequence[range]
+) -> tuple[Int[np.ndarray, " G"], dict[int, int]]:
+    """The rows that decode as a batch, and by place in it the slots.
+
+    Args:
+      active: slots that decode.
+      rows: G, places of the batch, enough for them; as many as slots, or fewer.
+      parts: the slots of each part of the mesh.
+    """
+    size = len(parts[0])
+    batch = np.full(rows, size, np.int32)
+    places: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        own = [index for index in active if index in part]
+        for at, index in enumerate(own, start=number * rows // len(parts)):
+            # Where all rows decode, each has its own place.
+            place = index if rows == size * len(parts) else at
+            batch[place], places[place] = index - part.start, index
+    return batch, places
