@@ -4,12 +4,20 @@ Options of decoding are the fields of the library's configurations: types, defau
 """
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, get_args
 
 from redrafter_jax.config import Dtype, SamplingConfig, ServeConfig, TreeConfig
-from redrafter_jax.config.limits import FieldError, field_docs, main_type, parse_annotation, unmet
+from redrafter_jax.config.limits import (
+    BYTES,
+    FieldError,
+    field_docs,
+    main_type,
+    parse_annotation,
+    unmet,
+)
 from redrafter_jax.errors import InputError
 
 
@@ -122,7 +130,8 @@ def add_fields(group: Any, config: type) -> None:
             group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
             continue
         shown = "" if field.default is None else f" ({field.default})"
-        group.add_argument(option_of(field.name), type=kind, help=text + shown)
+        read = size if BYTES in parse_annotation(field.type)[1] else kind
+        group.add_argument(option_of(field.name), type=read, help=text + shown)
 
 
 def limited(annotation: Any) -> Callable[[str], Any]:
@@ -139,6 +148,18 @@ def limited(annotation: Any) -> Callable[[str], Any]:
         return value
 
     return read
+
+
+_UNITS = ["", "K", "M", "G", "T"]
+
+
+def size(text: str) -> int:
+    """The type of an option in bytes: 40GB is 40 * 1000^3 of them, 40GiB 40 * 1024^3."""
+    stated = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(I?)B?", text.strip().upper())
+    if stated is None:
+        raise argparse.ArgumentTypeError(f"{text} is given; it must be a size such as 40GB")
+    number, unit, binary = stated.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit))
 
 
 def not_empty(problem: str) -> Callable[[str], str]:

@@ -13,7 +13,6 @@ import jax
 from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import (
     adaptive_of,
-    context_length,
     find_drafting,
     load_models,
     load_prompt_format,
@@ -32,7 +31,9 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     try:
+        from redrafter_jax.engine.bind import bind_models
         from redrafter_jax.engine.engine import Engine
+        from redrafter_jax.engine.memory import default_cache_memory, longest_text
         from redrafter_jax.serving.server import LOOPBACK, Server, listen
         from redrafter_jax.serving.service import ServedModel
     except ModuleNotFoundError as error:
@@ -49,7 +50,9 @@ def run(arguments: argparse.Namespace) -> None:
     found, tree = find_drafting(arguments, files)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
     target, drafter, tree = load_models(arguments, files, found, tree)
-    length = context_length(arguments, target.config.position_limit)
+    bound, _ = bind_models(target, drafter, tree)
+    memory = config.cache_memory or default_cache_memory(target, bound, config.slots)
+    length = config.context_length or longest_text(target, bound, memory)
     engine = Engine(
         target,
         drafter,
@@ -57,6 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
         adaptive=adaptive_of(arguments),
         slots=config.slots,
         context_length=length,
+        cache_memory=memory,
         queue_limit=config.queue_limit,
         stop_tokens=prompt_format.stop_tokens,
         steps_per_call=config.steps_per_call,

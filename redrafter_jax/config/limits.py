@@ -21,6 +21,9 @@ from redrafter_jax.errors import InputError
 Count = Annotated[int, Gt(0)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
+# An option states it in units, such as 40GB.
+BYTES = "bytes"
+Bytes = Annotated[int, Gt(0), BYTES]
 
 # Beyond it a whole number fits no array, and far beyond it no float.
 INT_LIMIT = 2**63
@@ -179,7 +182,7 @@ def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
         return "a whole number, an int" if kinds[0] is int else "a number, a float"
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"
-    checks = [(_LIMITS[type(limit)], limit) for limit in limits]
+    checks = [(_LIMITS[type(limit)], limit) for limit in limits if limit != BYTES]
     if all(holds(value, limit) for (holds, _), limit in checks):
         return None
     return " and ".join(words.format(limit) for (_, words), limit in checks)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from redrafter_jax.config.limits import Count, Natural, Positive, check_fields
+from redrafter_jax.config.limits import Bytes, Count, Natural, Positive, check_fields
 
 
 @dataclass(frozen=True)
@@ -11,8 +11,10 @@ class ServeConfig:
 
     Attributes:
       slots: requests that decode together.
-      context_length: tokens of a prompt and its answer; by default the target's limit, 4096 at
-        most.
+      cache_memory: size of the cache on each device, such as 40GB, which all slots share; by
+        default a share of what a GPU has free, elsewhere room for 4096 tokens in each slot.
+      context_length: tokens of a prompt and its answer; by default the target's limit, or what the
+        cache holds if that is less.
       queue_limit: requests that may wait for a slot; more are refused.
       deadline: seconds that a request may take; by default any.
       drain: seconds that running answers may take after SIGTERM.
@@ -22,6 +24,7 @@ class ServeConfig:
     """
 
     slots: Count = 8
+    cache_memory: Bytes | None = None
     context_length: Count | None = None
     queue_limit: Count = 64
     deadline: Positive | None = None

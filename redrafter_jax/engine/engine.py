@@ -19,6 +19,7 @@ from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine.bind import bind_models
 from redrafter_jax.engine.chunks import beginnings, idle_row, make_row, next_batch, next_chunk
 from redrafter_jax.engine.device import Gains, decode_rows, empty_rows, read_rows, write_texts
+from redrafter_jax.engine.memory import page_bytes
 from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, new_tokens
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_size, slots_for
@@ -26,6 +27,7 @@ from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards, place, to_host
@@ -78,9 +80,9 @@ class Engine:
         is True unless `tree` is one `TreeConfig`.
       slots: B, rows that decode together; a multiple of the mesh's `data`.
       context_length: tokens that a request may come to, its prompt included.
-      cache_pages: pages of 64 tokens that all texts share, over all devices along `data`; None for
-        as many as all slots may need. Requests wait while there are too few; where a text that goes
-        on finds none, the request that came last gives up its slot and goes on later.
+      cache_memory: bytes of the cache on each device, in pages of 64 tokens that all texts share;
+        None for as many as all slots may need. Requests wait while there are too few; where a text
+        that goes on finds none, the request that came last gives up its slot and goes on later.
       queue_limit: requests that may wait beyond those that free slots can take; None for no limit.
       stop_tokens: tokens that end a row; None takes the target's.
       steps_per_call: decode steps between two looks at what has ended; None for as many as a text
@@ -108,7 +110,7 @@ class Engine:
         adaptive: bool | None = None,
         slots: int,
         context_length: int,
-        cache_pages: int | None = None,
+        cache_memory: int | None = None,
         queue_limit: int | None = None,
         stop_tokens: Sequence[int] | None = None,
         steps_per_call: int | None = 4,
@@ -155,18 +157,26 @@ class Engine:
         self.steps_per_call = steps_per_call or cache_slots
         self._chunk = min(prefill_chunk or chunk_length(), cache_slots)
         width = pages_for(cache_slots)
-        pages = slots * width if cache_pages is None else cache_pages
-        check_size(pages, "cache_pages", pages_for(context_length - 1) * shards)
+        pages = slots // shards * width
+        if cache_memory is not None:
+            check_size(cache_memory, "cache_memory")
+            pages = cache_memory // page_bytes(target, bound)
+            longest = pages * PAGE + 1  # the last token is not cached
+            if longest < context_length:
+                raise InputError(
+                    f"cache_memory is {cache_memory} bytes, which hold a text of {longest} tokens, "
+                    f"but context_length is {context_length}; give more memory, or a shorter "
+                    "context."
+                )
         self._scheduler = Scheduler(
-            slots, shards, pages // shards, width, prefill_rows, lookahead(self.drafter)
+            slots, shards, pages, width, prefill_rows, lookahead(self.drafter)
         )
         self._ended: list[Event] = []
         self._submitted = 0
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._idle = idle_row(target, self._stop_tokens)
-        pages = pages // shards * shards
-        self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages)
+        self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
         # Programs that have run: the first run compiles.
         self._timed: set[tuple[int, TreeConfig | None]] = set()
 
@@ -422,6 +432,7 @@ class Engine:
                 gained += request.speculate * len(new)
         if run.program:
             steps = int(np.count_nonzero(np.asarray(gains.counts).any(axis=0)))
+            self.counters.steps += steps
             seconds = None if run.began is None or not steps else (finished - run.began) / steps
             self._trees.add(*run.program, steps, calls, gained, seconds)
 

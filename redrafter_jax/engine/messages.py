@@ -124,6 +124,7 @@ class Counters:
     """Sums over all requests since the start.
 
     Attributes:
+      steps: decode steps.
       target_calls: decode steps, each counted for every row that it decoded.
       gained: tokens that they gained; over `target_calls`, it is the acceptance length.
       drafted: by drafter, nodes that it proposed.
@@ -134,6 +135,7 @@ class Counters:
       compiled: programs that JAX has compiled in this process since `warm_up` returned.
     """
 
+    steps: int = 0
     target_calls: int = 0
     gained: int = 0
     drafted: Counter[str] = field(default_factory=Counter)

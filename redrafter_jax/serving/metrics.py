@@ -78,6 +78,13 @@ class Metrics(Collector):
         for name, text, value in (
             ("active_slots", "Requests that have a slot.", engine.active),
             ("waiting_requests", "Requests that wait for a slot.", engine.waiting),
+            ("cache_pages", "Pages of the cache.", engine.pages),
+            ("cache_pages_used", "Pages that running requests have.", engine.pages_used),
+            (
+                "cache_usage",
+                "Share of the cache's pages that running requests have, from 0 to 1.",
+                engine.pages_used / engine.pages,
+            ),
             (
                 "compiled_after_warm_up",
                 "Programs that were compiled since the warm-up; more than 0 is a fault.",
@@ -96,6 +103,12 @@ class Metrics(Collector):
                 "Tokens gained by target calls; over target_calls it is the acceptance length.",
                 sums.gained,
             ),
+            (
+                "preemptions",
+                "Times that a request gave up its slot, to go on later, because pages ran out.",
+                engine.preemptions,
+            ),
+            ("steps", "Decode steps, whatever their number of rows.", sums.steps),
             ("prompt_tokens", "Prompt tokens of requests that got a slot.", sums.prompt_tokens),
             (
                 "reused_prompt_tokens",

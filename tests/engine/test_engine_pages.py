@@ -10,7 +10,9 @@ from engine_runs import gather, run
 from tiny_models import forgetful_target, imitating_eagle, tiny_config
 
 from redrafter_jax import InputError, SamplingConfig, TreeConfig, generate, make_mesh
+from redrafter_jax.engine.bind import bind_models
 from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.memory import page_bytes
 from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
@@ -37,7 +39,10 @@ def engine_of(target: Target, drafter: Any, pages: int | None, **options: Any) -
         "prefill_chunk": 32,
         "row_counts": (),
     }
-    return Engine(target, drafter, cache_pages=pages, **(shapes | options))
+    bound, _ = bind_models(target, drafter, TREE if drafter else None)
+    memory = pages and pages * page_bytes(target, bound)
+    shapes["cache_memory"] = memory
+    return Engine(target, drafter, **(shapes | options))
 
 
 def requests_of(count: int, seed: int) -> list[Request]:
@@ -122,7 +127,7 @@ def test_five_hundred_requests_leave_no_page_behind(target: Target, data: int, s
     drafter = imitating_eagle(target, "3")
     placed = (place(target, mesh), place(drafter, mesh)) if mesh else (target, drafter)
     clock = iter(range(10**9))
-    engine = engine_of(*placed, SLOTS * LENGTH // PAGE // 4 * data, clock=lambda: next(clock))
+    engine = engine_of(*placed, SLOTS * LENGTH // PAGE // 4, clock=lambda: next(clock))
     requests = requests_of(500, seed)
     patient = [
         one._replace(deadline=float(40 * at + 4000) if at % 50 == 7 else one.deadline)
@@ -185,7 +190,13 @@ def test_a_request_that_has_given_way_tells_each_token_once(target: Target) -> N
         assert [token.call for token in event.decided] == list(range(3 * PAGE))
 
 
-@pytest.mark.parametrize("pages", [3, 0, -1])
-def test_pages_for_one_text_are_the_least(target: Target, pages: int) -> None:
-    with pytest.raises(InputError, match=rf"^cache_pages is {pages}; it must be "):
-        engine_of(target, None, pages, tree=None)
+def test_memory_for_one_text_is_the_least(target: Target) -> None:
+    page = page_bytes(target, bind_models(target, None, None)[0])
+    with pytest.raises(InputError, match="hold a text of 193 tokens, but context_length is 256;"):
+        engine_of(target, None, 3, tree=None)
+    assert engine_of(target, None, 3, tree=None, context_length=193).pages == 3
+    with pytest.raises(InputError, match=r"^cache_memory is 0; it must be 1"):
+        engine_of(target, None, None, tree=None, cache_memory=0)
+    assert page == 2 * 2 * 2 * PAGE * 8 * 4, (
+        "keys and values, layers, heads, tokens, width, float32"
+    )

@@ -44,6 +44,18 @@ class FakeEngine(Engine):
         self.requests: dict[int, tuple[Request, int]] = {}
         self.told = 0
 
+    @property
+    def pages(self) -> int:
+        return 8
+
+    @property
+    def pages_used(self) -> int:
+        return 2
+
+    @property
+    def preemptions(self) -> int:
+        return 0
+
     def warm_up(self, proceed: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
         while self.warm is not None and not self.warm.wait(timeout=0.01) and proceed(1, 1):
             pass

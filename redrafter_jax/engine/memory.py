@@ -1,0 +1,54 @@
+"""The memory of a cache: what a page takes, and how many pages there are room for."""
+
+import math
+
+import jax
+
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.engine.device import row_shapes
+from redrafter_jax.engine.pages import pages_for
+from redrafter_jax.models.attention import PAGE
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import data_shards, shardings
+
+# Of what a device has free beside the weights; the rest is for what programs compute with.
+_SHARE = 0.8
+# Tokens of a text for which each slot gets pages on devices that do not tell what they have free.
+_TYPICAL_TEXT = 4096
+
+
+def page_bytes(target: Target, drafter: Drafter) -> int:
+    """Bytes that a page of all layers, the drafter's too, takes on each device that holds it."""
+    parts = data_shards(target.mesh)
+    cache = row_shapes(target, drafter, parts, PAGE, 1, pages=parts).cache
+    layers = cache.keys + cache.values
+    if target.mesh is None:
+        return sum(layer.size * layer.dtype.itemsize for layer in layers)
+    split = shardings(cache, target.mesh)
+    return sum(
+        math.prod(sharding.shard_shape(layer.shape)) * layer.dtype.itemsize
+        for layer, sharding in zip(layers, split.keys + split.values, strict=True)
+    )
+
+
+def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
+    """Bytes of a cache on each device where nobody says how many.
+
+    A share of what the device has free; where it does not tell, room for all slots with texts of
+    4096 tokens, or of the target's limit if that is lower.
+    """
+    told = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in told:
+        return int(_SHARE * (told["bytes_limit"] - told["bytes_in_use"]))
+    tokens = min(_TYPICAL_TEXT, target.config.position_limit)
+    rows = slots // data_shards(target.mesh)
+    return rows * pages_for(tokens) * page_bytes(target, drafter)
+
+
+def longest_text(target: Target, drafter: Drafter, memory: int) -> int:
+    """Tokens that one text may come to in so many bytes on each device, by the target's limit too.
+
+    Its last token is never cached.
+    """
+    tokens = memory // page_bytes(target, drafter) * PAGE + 1
+    return min(tokens, target.config.position_limit)
