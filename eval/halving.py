@@ -172,5 +172,6 @@ def _sizes(tree: TreeConfig) -> Float[np.ndarray, " sizes"]:
             0.5 * tree.final_beams_only,
             0.5 * bool(tree.static_tree),
             0.5 / (tree.candidates or math.inf),
+            np.log2(tree.mean_nodes or tree.budget),
         ]
     )

@@ -22,6 +22,7 @@ TREE = {
     "rerank": "rerank",
     "candidates": "cand",
     "static_tree": "static",
+    "mean_nodes": "mean",
 }
 
 
@@ -68,6 +69,7 @@ class TreeGrid(BuildableSettings):
     lookup_tokens: Values[int] = [TreeConfig.lookup_tokens]
     num_nodes: Values[int | None] = [TreeConfig.num_nodes]
     sharpness: Values[float] = [TreeConfig.sharpness]
+    mean_nodes: Values[int | None] = [TreeConfig.mean_nodes]
     static_tree: Annotated[bool | tuple[tuple[int, ...], ...], WrapValidator(_as_static_tree)] = (
         TreeConfig.static_tree
     )

@@ -124,6 +124,8 @@ def describe_tree(tree: TreeConfig | None) -> str:
     words = [f"{letter}={value}" for letter, value in named.items()]
     if tree.lookup_tokens:
         words.append(f"C={tree.lookup_tokens}")
+    if tree.mean_nodes:
+        words.append(f"mean={tree.mean_nodes}")
     return " ".join([*words, *["rerank"] * tree.rerank])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jaxtyping import Array, Bool, Int
 from tiny_models import forgetful_target, imitating_drafter, random_drafter, random_target
 
 from redrafter_jax import (
@@ -22,8 +23,10 @@ from redrafter_jax import (
 )
 from redrafter_jax.decoding import step
 from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.tree import matching_paths, pad_nodes
 from redrafter_jax.engine import engine
 from redrafter_jax.models.target import Target
+from redrafter_jax.types import TokenTree
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -35,13 +38,17 @@ TREES = {
     ),
     "deep and sharp": TreeConfig(beam_width=2, draft_rounds=6, num_nodes=9, sharpness=2.5),
     "reranked": TreeConfig(beam_width=2, draft_rounds=3, num_nodes=9, rerank=True),
+    "shared nodes": TreeConfig(beam_width=4, draft_rounds=3, mean_nodes=3),
+    "shared nodes and copied tokens": TreeConfig(
+        beam_width=2, draft_rounds=3, num_nodes=11, lookup_tokens=4, mean_nodes=2
+    ),
     "root alone": TreeConfig(beam_width=2, draft_rounds=2, num_nodes=1),
     "whole vocabulary": TreeConfig(beam_width=V, draft_rounds=1),
     "copied tokens under a budget": TreeConfig(
         beam_width=4, draft_rounds=3, num_nodes=12, lookup_tokens=4
     ),
 }
-SLOWER = ("deep and sharp", "root alone", "whole vocabulary")
+SLOWER = ("shared nodes and copied tokens", "deep and sharp", "root alone", "whole vocabulary")
 # One batch holds all of them: temperatures and filters differ row by row.
 SAMPLINGS = [
     SamplingConfig(),
@@ -112,6 +119,32 @@ def plain_and_speculative(
 def test_speculative_text_is_plain_text(tree: str, seed: int, pair: str) -> None:
     plain, speculative = plain_and_speculative(*pairs()[pair], TREES[tree], draw_requests(seed))
     assert speculative.tokens == plain.tokens
+
+
+def contrary(
+    tree: TokenTree, active: Bool[Array, " B"], total: int
+) -> tuple[TokenTree, Int[Array, " M"]]:
+    """Nodes by a rule that knows their tokens, and sides with the unlikely ones."""
+    N = tree.tokens.shape[1]
+    is_root = jnp.arange(N) == 0
+    wanted = matching_paths(tree, is_root | (tree.tokens % 3 != 1))
+    scores = jnp.where(wanted, tree.depth - 0.01 * tree.log_probs, -jnp.inf)
+    scores = jnp.where(is_root, jnp.where(active, jnp.inf, -jnp.inf)[:, None], scores)
+    _, nodes = jax.lax.top_k(scores.reshape(-1), total)
+    kept = jnp.zeros(scores.size, bool).at[nodes].set(True).reshape(scores.shape)
+    return pad_nodes(tree, matching_paths(tree, (kept & wanted) | is_root)), nodes
+
+
+def test_any_rule_may_say_which_nodes_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "share_nodes", contrary)
+    # A tree of its own, so that no program is taken that was compiled with another rule.
+    tree = TreeConfig(beam_width=4, draft_rounds=3, num_nodes=12, mean_nodes=4)
+    gained = []
+    for pair in ("good", "fair"):
+        plain, speculative = plain_and_speculative(*pairs()[pair], tree, draw_requests(5))
+        assert speculative.tokens == plain.tokens
+        gained.append(speculative.acceptance_length)
+    assert max(gained) > 1, "some of them are accepted"
 
 
 def full_requests(**changes: Any) -> dict[str, Any]:

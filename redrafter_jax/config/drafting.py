@@ -37,6 +37,9 @@ class TreeConfig:
       rerank: choose the N nodes among all extensions of the beams, not only among the beams: those
         that no round goes on from are leaves (after EAGLE-2, arXiv 2406.16858, section 4.2). N may
         then be above `1 + R * W`, up to one more than the tokens that can be drafted.
+      mean_nodes: nodes per row that the target verifies in a batch, on average: a step shares B
+        times as many among the rows, for the nodes that the drafter finds likeliest, whosever they
+        are; a row that has ended leaves its own to others. By default every row has N.
     """
 
     beam_width: Count = 8
@@ -48,6 +51,7 @@ class TreeConfig:
     lookup_tokens: Natural = 0
     static_tree: bool | tuple[tuple[int, ...], ...] = False
     rerank: bool = False
+    mean_nodes: Count | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,6 +65,8 @@ class TreeConfig:
         )
         fits = least <= self.budget and (self.rerank or self.budget <= self.max_nodes)
         require(fits, self, "num_nodes", problem)
+        problem = f"is {self.mean_nodes}; a row has {self.budget} nodes, so give that or fewer."
+        require((self.mean_nodes or 1) <= self.budget, self, "mean_nodes", problem)
         problem = "is True beside rerank, which keeps nodes of no beam; leave one of them out."
         require(not (self.final_beams_only and self.rerank), self, "final_beams_only", problem)
         taken = self.extensions
@@ -143,13 +149,18 @@ class TreeConfig:
         """P, the longest path one target call can accept."""
         return self.draft_rounds + self.lookup_tokens + 1
 
+    def shared_nodes(self, rows: int) -> int | None:
+        """The nodes that so many rows share; None where every row has all of its own."""
+        mean = self.mean_nodes or self.budget
+        return None if mean == self.budget else rows * mean
+
     @property
     def without_lookup(self) -> "TreeConfig":
         """The tree that the drafter itself proposes, to which prompt lookup adds its nodes."""
         if not self.lookup_tokens:
             return self
         nodes = None if self.num_nodes is None else self.beam_nodes
-        return replace(self, num_nodes=nodes, lookup_tokens=0)
+        return replace(self, num_nodes=nodes, lookup_tokens=0, mean_nodes=None)
 
 
 def longest_path(tree: TreeConfig | None) -> int:

@@ -12,7 +12,7 @@ from redrafter_jax.decoding.accept import decide, is_stop
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.lookup import look_up
 from redrafter_jax.drafters.merge import merge_trees
-from redrafter_jax.drafters.tree import pad_nodes, root_tree
+from redrafter_jax.drafters.tree import pad_nodes, root_tree, share_nodes
 from redrafter_jax.models.cache import commit, first_layers, join_layers, split_layers
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import per_shard
@@ -60,7 +60,10 @@ def verified_step(
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
     drafted = propose(decoder, drafter, state, noise, tree)
-    verified = verify(decoder, drafted, state.cache, drafter.layers(decoder.config))
+    nodes = None
+    if tree is not None and (total := tree.shared_nodes(len(state.root))):
+        drafted, nodes = share_nodes(drafted, ~state.done, total)
+    verified = verify(decoder, drafted, state.cache, drafter.layers(decoder.config), nodes)
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace, verified
 
@@ -93,10 +96,18 @@ def propose(
 
 
 def verify(
-    decoder: Decoder, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
+    decoder: Decoder,
+    tree: TokenTree,
+    cache: KVCache,
+    context_layers: tuple[int, ...] = (),
+    nodes: Int[Array, " M"] | None = None,
 ) -> Verified:
-    """One target pass over the tree; the cache, of the tokens above the root, is only read."""
-    return decoder.tree_forward(tree, split_layers(cache, decoder.config)[0], context_layers)
+    """One target pass over the tree, or some of its nodes, as `share_nodes` gives them.
+
+    The cache, of the tokens above the root, is only read.
+    """
+    target_layers, _ = split_layers(cache, decoder.config)
+    return decoder.tree_forward(tree, target_layers, context_layers, nodes)
 
 
 def read_path(

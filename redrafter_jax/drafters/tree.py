@@ -111,6 +111,30 @@ def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
     )
 
 
+def share_nodes(
+    tree: TokenTree, active: Bool[Array, " B"], total: int
+) -> tuple[TokenTree, Int[Array, " M"]]:
+    """The M nodes of all trees that are likeliest to be reached, with padding for the others.
+
+    A node is as likely as its path is to the drafter, so that its ancestors are kept before it. The
+    root of an active row always is; rows that are not active have no node.
+
+    Args:
+      tree: the trees.
+      active: which rows have a tree.
+      total: M, B or more.
+
+    Returns:
+      The trees, and the nodes that are kept: node n of row b is number b N + n.
+    """
+    is_root = jnp.arange(tree.tokens.shape[1]) == 0
+    scores = jnp.where(is_root, jnp.inf, tree.log_probs)
+    scores = jnp.where(active[:, None], scores, -jnp.inf)
+    _, nodes = jax.lax.top_k(scores.reshape(-1), total)
+    kept = jnp.zeros(scores.size, bool).at[nodes].set(True).reshape(scores.shape)
+    return pad_nodes(tree, (kept & (scores > -jnp.inf)) | is_root), nodes
+
+
 def _single_origin(tokens: Int[Array, "B N"]) -> Int[Array, "B N"]:
     """The origin of the nodes of a tree of one source."""
     return jnp.zeros_like(tokens).at[:, 0].set(-1)

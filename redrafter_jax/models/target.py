@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.config import LongRopeScaling, RopeScaling, TargetConfig, YarnScaling
 from redrafter_jax.models.attention import prefill_attention, tree_attention
@@ -83,14 +83,27 @@ class Decoder(nnx.Module):
         return self.run(tokens, positions, attend_in, context_layers)
 
     def tree_forward(
-        self, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
+        self,
+        tree: TokenTree,
+        cache: KVCache,
+        context_layers: tuple[int, ...] = (),
+        nodes: Int[Array, " M"] | None = None,
     ) -> Verified:
         """One pass over the nodes of a tree that hangs below the cached tokens.
 
         Each node sits at position `lengths + depth`, sees the cache and its ancestors, and its
         keys and values are returned beside the cache, not written to it. Hidden states are those
         of `forward`.
+
+        Args:
+          tree: the trees.
+          cache: of the target's layers.
+          context_layers: as in `forward`.
+          nodes: numbers of the nodes that pass through the layers, as `share_nodes` gives them;
+            what is returned of others is another's. None for all.
         """
+        if nodes is not None:
+            return self._forward_some(tree, cache, context_layers, nodes)
         B, N = tree.tokens.shape
         # A device that takes several rows at once gets them, where that is not many in all: of one
         # XLA for GPUs would make a norm of two kernels, and attention would pad it in every layer.
@@ -104,6 +117,37 @@ class Decoder(nnx.Module):
         hidden, keys, values = self._below(cache, tokens, depth, mask, context_layers)
         # Keys and values are picked by their numbers: to cut them would be copies in every layer.
         return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
+
+    def _forward_some(
+        self,
+        tree: TokenTree,
+        cache: KVCache,
+        context_layers: tuple[int, ...],
+        nodes: Int[Array, " M"],
+    ) -> Verified:
+        """`tree_forward` of M of the nodes, which are one row in all but attention."""
+        B, N = tree.tokens.shape
+        place = jnp.zeros(B * N, jnp.int32).at[nodes].set(jnp.arange(len(nodes)))
+
+        def pack(whole: Shaped[Array, "B N ..."]) -> Shaped[Array, "1 M ..."]:
+            return whole.reshape(B * N, *whole.shape[2:])[nodes][None]
+
+        def unpack(packed: Shaped[Array, "1 M ..."]) -> Shaped[Array, "B N ..."]:
+            return packed[0, place].reshape(B, N, *packed.shape[2:])
+
+        mask = tree.mask | jnp.eye(N, dtype=bool)
+
+        def attend_in(layer: int) -> Attend:
+            attend = self._attend_below(layer, cache, mask)
+            return lambda *heads: pack(attend(*map(unpack, heads)))
+
+        positions = pack(cache.lengths[:, None] + tree.depth)
+        tokens = pack(jnp.maximum(tree.tokens, 0))
+        hidden, keys, values = self.run(tokens, positions, attend_in, context_layers)
+        logits = unpack(self.logits(hidden))
+        return Verified(
+            logits, unpack(hidden), tuple(map(unpack, keys)), tuple(map(unpack, values))
+        )
 
     def extend(
         self,
@@ -247,20 +291,24 @@ class Decoder(nnx.Module):
         """As `run`, at positions `lengths + depth`; sees the cache, and what the mask shows."""
 
         def attend_in(layer: int) -> Attend:
-            return lambda q, k, v: tree_attention(
-                q,
-                k_cache=cache.keys[layer],
-                v_cache=cache.values[layer],
-                table=cache.table,
-                lengths=cache.lengths,
-                k_tree=k,
-                v_tree=v,
-                mask=mask,
-                scale=self.config.attention_scale,
-                window=self.config.window_of(layer),
-            )
+            return self._attend_below(layer, cache, mask)
 
         return self.run(tokens, cache.lengths[:, None] + depth, attend_in, context_layers)
+
+    def _attend_below(self, layer: int, cache: KVCache, mask: Bool[Array, "B T T"]) -> Attend:
+        """Attention of a layer to the cache, and to what the mask shows."""
+        return lambda q, k, v: tree_attention(
+            q,
+            k_cache=cache.keys[layer],
+            v_cache=cache.values[layer],
+            table=cache.table,
+            lengths=cache.lengths,
+            k_tree=k,
+            v_tree=v,
+            mask=mask,
+            scale=self.config.attention_scale,
+            window=self.config.window_of(layer),
+        )
 
 
 Target = Model[TargetConfig, Decoder]

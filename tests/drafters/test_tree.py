@@ -1,17 +1,34 @@
+from itertools import product
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import ALL, DRAWN, ROOT, B, NumpyBeams, R, W, live_paths, numpy_tree, random_beams
+from trees import (
+    ALL,
+    DRAWN,
+    ROOT,
+    B,
+    NumpyBeams,
+    R,
+    W,
+    live_paths,
+    numpy_tree,
+    random_beams,
+    tree_of,
+)
 
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.tree import ancestor_mask
+from redrafter_jax.drafters.tree import ancestor_mask, share_nodes
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 INFINITY = float("inf")
+
+jitted_share = jax.jit(share_nodes, static_argnums=2)
 
 
 def test_the_beams_are_the_tree_and_final_beams_only_drop_the_dead_end() -> None:
@@ -77,3 +94,23 @@ def test_live_nodes_are_the_best_of_the_trace(draft: TreeConfig, seed: int) -> N
         assert tree.log_probs[row, live].tolist() == [log_probs[node] for node in stay]
         if draft.final_beams_only:
             assert live[: live.sum()].all(), "a padding node before a live one"
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_shared_nodes_are_the_likeliest_of_all_rows_that_are_active(seed: int) -> None:
+    random, N = np.random.default_rng(seed), 7
+    parents = [oracles.random_parents(random, N, max_depth=4) for _ in range(B)]
+    scores = np.zeros((B, N), np.float32)
+    for row, node in product(range(B), range(1, N)):  # often as likely as another
+        scores[row, node] = scores[row, parents[row][node]] - random.integers(0, 3)
+    tree = tree_of(random.integers(24, size=(B, N)), parents)._replace(log_probs=scores)
+    active, total = random.random(B) < 0.7, int(random.integers(B, B * N + 1))
+    shared, nodes = jitted_share(tree, active, total)
+    roots = [(row, 0) for row in range(B) if active[row]]
+    others = [(row, node) for row in range(B) for node in range(1, N) if active[row]]
+    best = [*roots, *sorted(others, key=lambda at: (-scores[at], at))][:total]
+    assert set(best) <= {divmod(int(node), N) for node in nodes}
+    for row in range(B):
+        live = np.flatnonzero(np.asarray(shared.tokens)[row] >= 0).tolist()
+        assert live == [0, *sorted(node for at, node in best if at == row and node > 0)]
+        np.testing.assert_array_equal(np.asarray(shared.mask)[row, live], tree.mask[row, live])
