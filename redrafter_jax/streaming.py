@@ -66,9 +66,9 @@ class Update:
 class KeptCache:
     """The cache that one stream leaves to the next: a longer prompt prefills only its new suffix.
 
-    Give the same one to every stream of a conversation, one at a time. The longest common prefix
-    of the new prompt and the decided tokens is kept, token by token, so that it is right whatever
-    the prompt, also after a stream that was closed early. One cache serves one target.
+    Give the same one to every stream of a conversation, one at a time. What the new prompt and the
+    decided tokens begin with in common is kept, in whole pages of 64 tokens, whatever the prompt,
+    also after a stream that was closed early. One cache serves one target.
 
     Args:
       context_length: tokens that a text may have, prompt included; the cache is made for as many.
