@@ -1,0 +1,104 @@
+"""Tokens per second of an engine under load, with trees and without, over the baseline, in turns.
+
+python -m tools.streams TARGET DRAFTER --prompts configs/smollm2_135m/mixed_prompts.jsonl
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from redrafter_jax import load_drafter, load_target, load_tokenizer, load_tree_table
+from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import Request
+from redrafter_jax.engine.requests import tokenize
+from redrafter_jax.files.tree_table import TreeTable
+from redrafter_jax.models.target import Target
+from redrafter_jax.progress import track
+from redrafter_jax.text.prompts import read_prompts
+from redrafter_jax.verdict import describe_tree
+
+_CONTEXT_LENGTH = 512
+
+
+def main() -> None:
+    """Measure and print a line for each number of streams and each way to decode."""
+    arguments = _arguments()
+    target = load_target(arguments.target, dtype="float32")
+    drafter = load_drafter(arguments.drafter, target=target)
+    table = load_tree_table(arguments.drafter)
+    trees = list(dict.fromkeys(tuned.tree for tuned in table.trees if tuned.tree))
+    # The same trees of which the rows of a batch share two nodes each.
+    shared = [replace(tree, mean_nodes=2) for tree in trees if tree.budget > 2]
+    asked = [
+        [{"role": "user", "content": prompt.turns[0]}]
+        for prompt in read_prompts(arguments.prompts, arguments.count)
+    ]
+    prompts = tokenize(target.config, asked, load_tokenizer(arguments.target), None).prompts
+    for streams in arguments.streams:
+        ways: dict[str, Engine] = {"baseline": _engine(target, None, None, streams)}
+        ways["adaptive"] = _engine(target, drafter, table, streams)
+        for tree in [*trees, *(shared if streams > 1 else [])]:
+            ways[describe_tree(tree)] = _engine(target, drafter, tree, streams)
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in track(range(arguments.turns), arguments.turns, f"{streams} streams"):
+            order = list(ways) if turn % 2 else list(reversed(ways))
+            for name in order:
+                rates[name].append(_rate(ways[name], prompts, streams, arguments))
+        for name, own in rates.items():
+            ratios = [one / base for one, base in zip(own, rates["baseline"], strict=True)]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            print(
+                f"{streams:3} streams, {name}: {median(own):.1f} tokens/s, "
+                f"{median(ratios):.2f} of the baseline ({spread})",
+                flush=True,
+            )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", help="folder or GGUF file of the target")
+    parser.add_argument("drafter", help="folder of a head with a table of trees")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--count", type=int, default=16, help="prompts (%(default)s)")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer (%(default)s)")
+    parser.add_argument("--turns", type=int, default=4, help="%(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="%(default)s")
+    return parser.parse_args()
+
+
+def _engine(
+    target: Target,
+    drafter: LoadedHead | Drafter | None,
+    tree: TreeConfig | TreeTable | None,
+    streams: int,
+) -> Engine:
+    engine = Engine(
+        target, drafter, tree=tree, slots=streams, context_length=_CONTEXT_LENGTH, row_counts=()
+    )
+    engine.warm_up()
+    return engine
+
+
+def _rate(
+    engine: Engine, prompts: Sequence[list[int]], streams: int, arguments: argparse.Namespace
+) -> float:
+    """New tokens per second of as many prompts as streams, but of four at least."""
+    chosen = prompts[: max(streams, 4)]
+    sampling = SamplingConfig(arguments.temperature)
+    tokens, began = 0, time.perf_counter()
+    for seed, prompt in enumerate(chosen):
+        engine.submit(Request(prompt, arguments.tokens, seed, sampling, stop_tokens=()))
+    while engine.busy:
+        tokens += sum(len(event.decided) for event in engine.advance())
+    return tokens / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()
