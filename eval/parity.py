@@ -15,9 +15,8 @@ from rich.table import Table
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.read import chunk_length, read_chunk
-from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly
 from redrafter_jax.drafters.bind import check_pair
-from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine.requests import check_batch, slots_for
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_drafter, load_drafter

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from redrafter_jax.verdict import FEWEST_TEXTS, LOOKUP, Kind, Texts
+from redrafter_jax.types import LOOKUP
+from redrafter_jax.verdict import FEWEST_TEXTS, Kind, Texts
 
 _RESAMPLES, _LEVEL = 9999, 0.95
 DEFINITION = {

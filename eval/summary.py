@@ -8,7 +8,8 @@ from jaxtyping import Float
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.verdict import LOOKUP, MeasuredWay, Texts, Verdict, judge
+from redrafter_jax.types import LOOKUP
+from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
 
 from . import metrics
 from .benchmark import Run, TimedTurn

@@ -16,9 +16,8 @@ import numpy as np
 from redrafter_jax.acceptance import ends_at_once, repeats_itself
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.drafters.bind import check_pair
-from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_drafter, load_drafter
 from redrafter_jax.files.locate import TREE_TABLE

@@ -11,8 +11,7 @@ from flax import nnx
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine, bind_models
 from redrafter_jax.engine.messages import Request, Token
 from redrafter_jax.engine.requests import (
@@ -28,6 +27,7 @@ from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.joined import parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
+from redrafter_jax.types import LOOKUP
 
 # Decode steps between two choices of the tree.
 _STEPS = 32
@@ -60,7 +60,7 @@ class Generation(NamedTuple):
     @property
     def copied_tokens(self) -> list[int]:
         """Per row, the accepted tokens of prompt lookup."""
-        return self.accepted_by.get("lookup", [0] * len(self.tokens))
+        return self.accepted_by.get(LOOKUP, [0] * len(self.tokens))
 
 
 def generate(

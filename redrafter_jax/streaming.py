@@ -12,8 +12,7 @@ from typing import Any
 import jax
 
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine, bind_models
 from redrafter_jax.engine.messages import Request, Token
 from redrafter_jax.engine.requests import (

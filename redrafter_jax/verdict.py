@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.types import LOOKUP
 
 # Fewer texts differ too much from each other for a median to tell, and quartiles of fewer times
 # mean nothing.
 FEWEST_TEXTS, FEWEST_PAIRS = 8, 4
-# What the tokens of prompt lookup are called where accepted tokens are counted by their source.
-LOOKUP = "lookup"
 Kind = Literal["faster", "slower", "no difference", "too little data"]
 
 

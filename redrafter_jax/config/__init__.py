@@ -1,6 +1,5 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafter import Head, HeadConfig
 from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
 from redrafter_jax.config.quantization import Quantization, WeightFormat
 from redrafter_jax.config.serving import ServeConfig
@@ -20,8 +19,6 @@ __all__ = [
     "Activation",
     "Dtype",
     "DynamicScaling",
-    "Head",
-    "HeadConfig",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",

@@ -25,6 +25,9 @@ from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import CacheShape, Decided, KVCache, TokenTree, View
 
+# A trained head of any kind, from `load_drafter`; `kinds` has their records.
+LoadedHead = Model[Any, Any]
+
 
 class Drafter(ABC):
     """What every drafter states and does.

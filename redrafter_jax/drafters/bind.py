@@ -3,18 +3,10 @@
 import jax
 from flax import nnx
 
-from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, RootOnly, check_drafting
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.config import TargetConfig, TreeConfig
+from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, check_drafting
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.model import Model
-
-
-def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
-    """A head with random float32 parameters, where training starts."""
-    from redrafter_jax.drafters.kinds import kind_of  # all kinds' modules, for heads alone
-
-    return Model.split(config, kind_of(config).module(config, rngs=nnx.Rngs(seed)))
 
 
 def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:

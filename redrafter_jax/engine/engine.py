@@ -14,9 +14,8 @@ import numpy as np
 from redrafter_jax.config import TargetConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lost_entries
-from redrafter_jax.drafters.base import Drafter, RootOnly, check_drafting
+from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, check_drafting
 from redrafter_jax.drafters.bind import as_drafter, bind_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.engine.admission import (
     Row,
     Slot,

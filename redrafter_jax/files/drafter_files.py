@@ -13,9 +13,8 @@ from jax.typing import DTypeLike
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import read_config
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.drafters.bind import outline
-from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.kinds import KINDS, Kind, kind_of, recognise
 from redrafter_jax.drafters.self_drafter import SelfDrafter, parse_self
 from redrafter_jax.errors import InputError

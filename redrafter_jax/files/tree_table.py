@@ -12,7 +12,6 @@ from annotated_types import Ge
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.limits import Count, Positive, check_fields, read_config
-from redrafter_jax.drafters.self_drafter import parse_self
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_text, write_atomically
 from redrafter_jax.files.locate import TREE_TABLE, locate
@@ -133,6 +132,9 @@ def find_tree_table(drafter: str | Path) -> TreeTable | None:
     Raises:
       InputError: the file cannot be read, or does not hold such a table.
     """
+    # With the models that draft, for those who name a drafter.
+    from redrafter_jax.drafters.self_drafter import parse_self
+
     if parse_self(str(drafter)) is not None:
         return None
     path = locate(drafter) / TREE_TABLE

@@ -21,7 +21,7 @@ from eval.config import CaseSettings, RowSettings
 from eval.parity import Scores, explain
 from redrafter_jax import SamplingConfig
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.models.target import Decoder, Target

@@ -14,7 +14,7 @@ from eval import tune
 from eval.commands import evaluate
 from eval.tuned import Candidate, choose, verdict
 from redrafter_jax import InputError, TreeConfig, load_tree, save_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.files.tree_table import (
     TreeTable,
     TunedTree,

@@ -30,7 +30,7 @@ from train_runs import (
 )
 
 from redrafter_jax.config import TargetConfig, TreeConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import load_drafter, save_drafter
