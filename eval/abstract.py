@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import Quantization, TargetConfig, WeightFormat
+from redrafter_jax.config import TargetConfig, WeightFormat
 from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.drafters.kinds import init_drafter
 from redrafter_jax.engine.device import row_shapes

@@ -19,7 +19,7 @@ from redrafter_jax.commands.options import (
     load_prompt_format,
 )
 from redrafter_jax.commands.terminal import log
-from redrafter_jax.config import ServeConfig
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target

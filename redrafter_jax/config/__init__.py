@@ -1,8 +1,6 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
 from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
-from redrafter_jax.config.quantization import Quantization, WeightFormat
-from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -12,6 +10,7 @@ from redrafter_jax.config.target import (
     LongRopeScaling,
     RopeScaling,
     TargetConfig,
+    WeightFormat,
     YarnScaling,
 )
 
@@ -22,10 +21,8 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
-    "Quantization",
     "RopeScaling",
     "SamplingConfig",
-    "ServeConfig",
     "TargetConfig",
     "TreeConfig",
     "WeightFormat",
