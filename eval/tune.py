@@ -41,6 +41,7 @@ DEFINITIONS = {
     "cost": "of a decode step in baseline steps: median over turns",
     "predicted": "speed-up: acceptance length / cost",
     "turns": "in how many the tree and the baseline decoded a batch one after the other",
+    "faster": "in how many of them the tree was faster",
     "measured": "quartiles over turns of the ratio to the baseline's tokens per second without "
     "prefill",
     "accepted_by": "accepted tokens by the source that proposed them, over the turns",
@@ -223,8 +224,9 @@ class _Pair:
         speedups = np.asarray(list(tried.speedups.values()), float)
         low, middle, high = quartiles(speedups) or [0.0, 0.0, 0.0]
         ends = (low, middle, high)
-        turns, accepted = len(tried.speedups), counted["accepted_by"]
-        return Candidate(tried.tree, length, cost, length / cost, turns, ends, accepted)
+        turns, faster = len(runs), int((speedups > 1).sum())
+        accepted = counted["accepted_by"]
+        return Candidate(tried.tree, length, cost, length / cost, turns, faster, ends, accepted)
 
 
 def _speedup(own: Run, baseline: Run) -> float:
