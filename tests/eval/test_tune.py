@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tiny_folders import write_pair, write_yaml
 from tiny_models import forgetful_target
 
 from eval import tune
+from eval.benchmark import Batch, Method, Run, state_shape
 from eval.commands import evaluate
 from eval.halving import Race, find_fastest
 from eval.tuned import Candidate, choose, verdict
@@ -106,6 +108,43 @@ def test_limited_minutes_are_shared_and_what_they_leave_out_is_said(
     left_out = "; ".join(f"batch size {size}, greedy" for size in [1, 2, 4][len(sizes) :])
     assert left_out
     assert f"No time was left for: {left_out}." in shown
+
+
+@pytest.mark.parametrize("minutes", [1.0, 5.0, 30.0])
+def test_a_program_that_takes_long_to_compile_ends_the_search_with_its_measurement(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: float,
+) -> None:
+    """On a clock by which it takes four minutes, and to decode a batch takes a second."""
+    clock, seen = [0.0], set[Any]()
+    compiled: list[float] = []
+
+    def decode_batch(method: Method, batch: Batch) -> Run:
+        program = method.tree, state_shape(method, batch)
+        if program not in seen:
+            seen.add(program)
+            compiled.append(clock[0])
+            clock[0] += 240
+        clock[0] += 1
+        rows = len(batch.prompts)
+        counts = np.asarray([[0, 12]] * rows)
+        return Run([[*range(24)]] * rows, [12] * rows, counts, {"head": [9] * rows}, 0.0, 1.0)
+
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(tune, "decode_batch", decode_batch)
+    grid = "trees=[{beam_width: [1, 2, 4], draft_rounds: [1, 2, 3]}]"
+    sizes = "batch_sizes=[1,2]"
+    evaluate(["tune", "--config", str(config), grid, sizes, "pairs=8", f"minutes={minutes}"])
+    shown = capsys.readouterr().out
+    # The baseline, one tree, and four turns of both.
+    assert clock[0] <= 60 * minutes + 2 * 240 + 2 + 4 * 2
+    assert not [begun for begun in compiled if begun >= 60 * minutes + 240]
+    assert "There was time for: batch size 1, greedy: " in shown
+    assert ("No time was left for: batch size 2, greedy." in shown) == (minutes < 30)
+    rows = json.loads((config.parent / "report" / "tune.json").read_text())["rows"]
+    assert all(row["turns"] >= 4 for row in rows if row["finalist"])
 
 
 @pytest.mark.parametrize("minutes", [0.001, 1e-9])
@@ -234,7 +273,7 @@ def test_of_200_searches_among_equal_trees_ten_at_most_find_a_difference() -> No
 
     told = []
     for _ in range(200):
-        race = Race(lambda _: None, measure, 8, 3)
+        race = Race(lambda *_: None, measure, 8, 3)
         found = []
         for one in find_fastest(trees, trees[::3], race)[:3]:
             ratios = np.asarray([*one.speedups.values()])
