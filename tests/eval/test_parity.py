@@ -18,7 +18,7 @@ from eval import benchmark, parity
 from eval.benchmark import Method, baseline, make_batches, stack_sampling
 from eval.commands import evaluate
 from eval.config import CaseSettings, RowSettings
-from eval.parity import Scores, explain
+from eval.ties import Scores, explain, score
 from redrafter_jax import SamplingConfig
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.base import LoadedHead
@@ -208,7 +208,7 @@ def test_the_target_is_asked_what_it_chose_every_token_from(
     places = [23, 0, 5, 1]
     read = [[*row, *text[:at]] for row, text, at in zip(prompts, texts, places, strict=True)]
     for one, text, at in zip(
-        parity.score(habitual_target, batch._replace(prompts=read, max_new_tokens=1)),
+        score(habitual_target, batch._replace(prompts=read, max_new_tokens=1)),
         texts,
         places,
         strict=True,
