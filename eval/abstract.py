@@ -15,10 +15,11 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import HeadConfig, Quantization, TargetConfig, WeightFormat
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.config import TargetConfig, WeightFormat
+from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.config.quantization import Quantization
+from redrafter_jax.drafters.base import Drafter, LoadedHead
+from redrafter_jax.drafters.kinds import init_drafter
 from redrafter_jax.engine.device import row_shapes
 from redrafter_jax.models.cache import own_pages
 from redrafter_jax.models.quantize import quantize_model

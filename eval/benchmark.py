@@ -14,9 +14,7 @@ from jaxtyping import Int
 
 from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path, node_count
-from redrafter_jax.drafters.base import Drafter, RootOnly, check_drafting
-from redrafter_jax.drafters.bind import as_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, as_drafter, check_drafting
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.engine.messages import Request, Token
 from redrafter_jax.engine.requests import Batch, check_batch, row_arrays, slots_for

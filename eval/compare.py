@@ -15,7 +15,7 @@ import yaml
 
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.drafters.bind import check_pair
+from redrafter_jax.drafters.base import check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import FoundSelf, find_drafter, load_drafter
 from redrafter_jax.files.parameters import MatchedModel

@@ -186,11 +186,11 @@ class TuneSettings(RowSettings, PairSettings):
       entrants: how many trees, of very different sizes, are measured first; half as many that are
         like the best of them join, then a quarter (`finalists` at least, both times).
       finalists: trees that have all pairs, among which the fastest is chosen.
-      pairs: of runs that a finalist and the baseline have, one after the other; pair i decodes
-        batch i, and begins again after the last one. None is one for each batch, eight at least.
+      pairs: of runs that a finalist and the baseline have, one after the other; every pair decodes
+        another batch until all were decoded. None is one for each batch, eight at least.
       minutes: for all batch sizes and samplings together; they share what is left evenly, and the
-        last ones are left out where nothing is left; the first one has four turns of a tree at
-        least. None takes the time that it needs.
+        last ones are left out where nothing is left. When they are over a tree that has begun is
+        compiled, and one has four turns; nothing else is begun. None takes the time that it needs.
       output: file to write; None is `draft.yaml` in the drafter's folder.
     """
 

@@ -13,8 +13,8 @@ from redrafter_jax.config import TreeConfig
 
 # Shares of a finalist's turns after which the slower half gives way.
 _ROUNDS = (0.25, 0.5, 0.75)
-# Share of a limited time after which no further tree is tried, and turns without which it is not
-# judged.
+# Share of a limited time after which no further tree is tried, and turns without which no tree is
+# judged: one has them even where the time is over.
 _TRYING, _FEWEST_TURNS = 0.6, 4
 
 
@@ -36,7 +36,7 @@ class Race(NamedTuple):
     """How trees are timed.
 
     Attributes:
-      prepare: compiles a tree.
+      prepare: compiles a tree for a turn, where that was not done before.
       measure: the speed-ups of these trees in a turn, in which they and the baseline decode the
         same batch one after the other.
       turns: of every finalist.
@@ -44,7 +44,7 @@ class Race(NamedTuple):
       used: share of the time that is used; 0 where time is not limited.
     """
 
-    prepare: Callable[[TreeConfig], None]
+    prepare: Callable[[TreeConfig, int], None]
     measure: Callable[[Sequence[TreeConfig], int], Sequence[float]]
     turns: int
     finalists: int
@@ -54,13 +54,14 @@ class Race(NamedTuple):
 def find_fastest(
     trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race
 ) -> list[Tried]:
-    """All trees that were measured: first the finalists, the fastest of them first.
+    """All trees that were measured: first the finalists, those of most turns and the fastest first.
 
     In the first of three rounds the entrants take a quarter of the turns. Then the faster half of
     them stays, as many untried trees join, those most like the ones that stayed, and all of these
     take half of the turns. For the third round, of three quarters of the turns, half as many stay
     and join. No fewer stay, or join, than there are finalists. At the end the fastest trees take
-    all turns, as the finalists. Once 60% of the time is used, that follows at once.
+    all turns, as the finalists. Once 60% of the time is used, that follows at once. When all of it
+    is, nothing is begun but what the best tree lacks of four turns.
 
     Args:
       trees: all trees that may be tried.
@@ -80,6 +81,7 @@ def find_fastest(
         tried |= {tree: Tried(tree) for tree in joining}
         alive += [tried[tree] for tree in joining]
     alive = _take_turns(_ranked(alive)[: race.finalists], race.turns, race, final=True)
+    alive.sort(key=lambda one: len(one.speedups), reverse=True)
     others = [one for one in tried.values() if one not in alive and one.speedups]
     return [*alive, *_ranked(others)]
 
@@ -93,7 +95,7 @@ def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race
         count += len(trees)
         return [1.0] * len(trees)
 
-    find_fastest(trees, entrants, Race(lambda _: None, measure, race.turns, race.finalists))
+    find_fastest(trees, entrants, Race(lambda *_: None, measure, race.turns, race.finalists))
     return count
 
 
@@ -111,32 +113,35 @@ def pick_diverse(trees: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
 
 
 def _take_turns(alive: Sequence[Tried], turns: int, race: Race, final: bool) -> list[Tried]:
-    """The trees with so many turns each, the fastest first.
+    """The trees with so many turns each, the fastest first; trees without a turn are left out.
 
-    Where time is limited, trees that have not begun are left out, and turns too, but for the fewest
-    that a finalist needs.
+    Where time is limited no turn is begun too late, but for what one tree needs: the first tree one
+    turn, and the best of the finalists as many as it takes to be judged.
     """
+    limit = 1.0 if final else _TRYING
 
-    def late(turn: int) -> bool:
+    def is_due(one: Tried) -> bool:
         if final:
-            return turn >= _FEWEST_TURNS and race.used() >= 1
-        return turn >= 1 and race.used() >= _TRYING
+            return one is alive[0] and len(one.speedups) < _FEWEST_TURNS
+        return not any(other.speedups for other in alive)
 
-    begun: list[Tried] = []
-    for one in alive:
-        if not one.speedups:
-            if begun and race.used() >= _TRYING:
-                continue
-            race.prepare(one.tree)
-        begun.append(one)
     for turn in range(turns):
-        if late(turn):
-            break
-        if missing := [one for one in begun if turn not in one.speedups]:
-            measured = race.measure([one.tree for one in missing], turn)
-            for one, speedup in zip(missing, measured, strict=True):
+        own: list[Tried] = []
+        for one in alive:
+            if turn in one.speedups:
+                continue
+            if race.used() >= limit and (own or not is_due(one)):
+                break
+            race.prepare(one.tree, turn)
+            own.append(one)
+        # Late since the last of them was compiled: trees are measured in their first turn alone.
+        if (used := race.used()) >= limit and (turn or used >= 1):
+            own = [one for one in own[:1] if is_due(one)]
+        if own:
+            measured = race.measure([one.tree for one in own], turn)
+            for one, speedup in zip(own, measured, strict=True):
                 one.speedups[turn] = speedup
-    return _ranked(begun)
+    return _ranked([one for one in alive if one.speedups])
 
 
 def _ranked(trees: Sequence[Tried]) -> list[Tried]:

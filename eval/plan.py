@@ -18,9 +18,7 @@ from pallas_kernels.aot import AotUnavailableError, Compilation, compile_on, gpu
 from pallas_kernels.gpus import GPUS
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.bind import as_drafter, check_pair
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, as_drafter, check_pair
 from redrafter_jax.drafters.kinds import find_weighted
 from redrafter_jax.engine.device import Gains, decode_rows
 from redrafter_jax.errors import InputError

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from redrafter_jax.verdict import FEWEST_TEXTS, LOOKUP, Kind, Texts
+from redrafter_jax.types import LOOKUP
+from redrafter_jax.verdict import FEWEST_TEXTS, Kind, Texts
 
-_RESAMPLES, _LEVEL = 9999, 0.95
+# Of four rates at which both are equal one seems different once in twenty measurements.
+_RESAMPLES, _LEVEL = 9999, 0.99
 DEFINITION = {
     "speedups": "of every rate at which both methods have so many whole answers that they tell: "
     "the baseline's median seconds per token of an answer, from its arrival to its end, over that "
@@ -26,8 +28,8 @@ class Rate(NamedTuple):
       rate: requests per second.
       speedup: the baseline's median seconds per token of an answer, from its arrival to its end,
         over that with speculation.
-      interval: 95% percentiles of `speedup` where the answers of both are drawn again, apart from
-        each other, for they are answers to different prompts.
+      interval: the 0.5% and 99.5% percentiles of `speedup` where the answers of both are drawn
+        again, apart from each other, for they are answers to different prompts.
     """
 
     rate: float

@@ -5,14 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from redrafter_jax.config import (
-    Dtype,
-    HeadConfig,
-    SamplingConfig,
-    TargetConfig,
-    TreeConfig,
-    WeightFormat,
-)
+from redrafter_jax.config import Dtype, SamplingConfig, TargetConfig, TreeConfig, WeightFormat
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.settings.files import Settings

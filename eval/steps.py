@@ -16,8 +16,7 @@ from rich.table import Table
 
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.bind import as_drafter, check_pair
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, as_drafter, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track

@@ -8,7 +8,8 @@ from jaxtyping import Float
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.verdict import LOOKUP, MeasuredWay, Texts, Verdict, judge
+from redrafter_jax.types import LOOKUP
+from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
 
 from . import metrics
 from .benchmark import Run, TimedTurn
@@ -23,6 +24,8 @@ DEFINITIONS = metrics.DEFINITIONS | {
     "speedup": "median over all (batch, repeat) turns of the ratio to the baseline's tokens per "
     "second; a turn's runs follow each other at once",
     "speedup_quartiles": "25% and 75%",
+    "timed_turns": "turns that were timed, in which both decoded something",
+    "timed_turns_faster": "those of them in which the method was faster than the baseline",
     "speedup_interval": f"{_LEVEL:.0%} percentile interval of the median speed-up by a paired "
     f"bootstrap of {_RESAMPLES} samples: batches, which are single prompts at batch size 1, are "
     "drawn again with the runs of all methods in them, so that it tells how far other prompts of "
@@ -166,6 +169,8 @@ def _speeds(
         "tokens_per_second": speeds and speeds[1],
         "speedup": ends and ends[1],
         "speedup_quartiles": ends and [ends[0], ends[2]],
+        "timed_turns": int(np.isfinite(ratios).sum()),
+        "timed_turns_faster": int((ratios > 1).sum()),
         "speedup_interval": _interval([medians], np.median),
     }
 
@@ -219,11 +224,10 @@ def judge_case(case: Mapping[str, Any], ways: Mapping[str, Way], timed: bool) ->
         middle, ends = own["speedup"], own["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], middle, ends[1])
         has_head = way.drafter is not None
-        measured.append(MeasuredWay(name, way.tree, has_head, speedup, own["accepted_by"]))
+        counts = own["accepted_by"], own["timed_turns"], own["timed_turns_faster"]
+        measured.append(MeasuredWay(name, way.tree, has_head, speedup, *counts))
     said = case["answers"]
-    pairs = len({(run["batch"], run["repeat"]) for run in case["runs"]})
-    texts = Texts(len(case["prompts"]), said["repeating"], said["short"], pairs)
-    verdict = judge(measured, texts)
+    verdict = judge(measured, Texts(len(case["prompts"]), said["repeating"], said["short"]))
     sentence = verdict.then(_next_step(verdict))
     return {"kind": verdict.kind, "method": verdict.way.name, "sentence": sentence}
 

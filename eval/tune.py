@@ -16,9 +16,7 @@ import numpy as np
 from redrafter_jax.acceptance import ends_at_once, repeats_itself
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import check_pair
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead, check_pair
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_drafter, load_drafter
 from redrafter_jax.files.locate import TREE_TABLE
@@ -42,6 +40,7 @@ DEFINITIONS = {
     "cost": "of a decode step in baseline steps: median over turns",
     "predicted": "speed-up: acceptance length / cost",
     "turns": "in how many the tree and the baseline decoded a batch one after the other",
+    "faster": "in how many of them the tree was faster",
     "measured": "quartiles over turns of the ratio to the baseline's tokens per second without "
     "prefill",
     "accepted_by": "accepted tokens by the source that proposed them, over the turns",
@@ -79,7 +78,7 @@ def tune(settings: TuneSettings) -> None:
     target = found.files.load(settings.dtype)
     drafter = load_drafter(settings.drafter, settings.dtype, target=target)
     cells = list(product(batch_sizes, settings.samplings))
-    rows, entries, verdicts, left_out = [], [], [], []
+    rows, entries, verdicts, left_out, cut_short = [], [], [], [], []
     entrants = pick_diverse(trees, settings.entrants)
     for index, (batch_size, sampling) in enumerate(cells):
         name = f"batch size {batch_size}, {describe_sampling(sampling)}"
@@ -98,7 +97,12 @@ def tune(settings: TuneSettings) -> None:
         # What did well here is tried first in the next setting.
         leaders = [one.tree for one in candidates[: -(-settings.entrants // 2)]]
         entrants = list(dict.fromkeys([*leaders, *entrants]))[: settings.entrants]
-        finalists = candidates[: settings.finalists]
+        # Where the time was over others have fewer turns, too few to be chosen.
+        finalists = [
+            one for one in candidates[: settings.finalists] if one.turns == candidates[0].turns
+        ]
+        if pair.unfinished:
+            cut_short.append(pair.unfinished)
         best = choose(finalists)
         verdicts.append(f"{name}: {verdict(finalists, best, pair.texts(asked.stop_tokens))}")
         rows += [
@@ -107,10 +111,10 @@ def tune(settings: TuneSettings) -> None:
                 "sampling": describe_sampling(sampling),
                 **asdict(one.tree),
                 **dict(zip(one._fields[1:], one[1:], strict=True)),
-                "finalist": place < settings.finalists,
+                "finalist": one in finalists,
                 "chosen": one == best,
             }
-            for place, one in enumerate(candidates)
+            for one in candidates
         ]
         entry = TunedTree(batch_size, sampling.temperature, None, 1.0, 1.0)
         if best is not None:
@@ -128,6 +132,8 @@ def tune(settings: TuneSettings) -> None:
     measures = {"rows": rows, "verdicts": verdicts, **shapes}
     write_report(path, measures, settings, DEFINITIONS)
     notes = [f"No time was left for: {'; '.join(left_out)}."] if left_out else []
+    if cut_short:
+        notes.insert(0, f"There was time for: {'; '.join(cut_short)}.")
     show(path, table(rows), _LEGEND, *notes, f"The trees: {output}")
     print("\n".join(verdicts))
 
@@ -143,10 +149,19 @@ class _Pair:
         settings: TuneSettings,
         name: str,
     ) -> None:
-        self._target, self._drafter, self._batches = target, drafter, batches
+        self._target, self._drafter = target, drafter
         self._settings, self._name = settings, name
+        baseline = drafting(target, drafter, None)
+        shapes = [state_shape(baseline, batch) for batch in batches]
+        # Those of the commonest shape first: a tree's first turns need one program.
+        self._batches = [
+            batches[at]
+            for at in sorted(range(len(batches)), key=lambda at: -shapes.count(shapes[at]))
+        ]
         self._runs: dict[TreeConfig, list[tuple[Run, Run]]] = {}
         self._warm: set[tuple[TreeConfig | None, tuple[int, ...]]] = set()
+        # What there was time for; empty where it was enough for all.
+        self.unfinished = ""
         # The baseline's, by the number of the batch.
         self._texts: dict[int, list[list[int]]] = {}
 
@@ -158,7 +173,8 @@ class _Pair:
     ) -> list[Candidate]:
         """The trees that were measured, in so many seconds if a number is given; see `halving`.
 
-        In no seconds or less it is one tree, with the fewest turns.
+        In no seconds or less it is one tree, with the fewest turns. A program that is compiled
+        when the seconds end is compiled to its end.
         """
         begun = time.perf_counter()
         turns = self._settings.pairs or max(_TURNS, len(self._batches))
@@ -169,8 +185,13 @@ class _Pair:
             return (time.perf_counter() - begun) / seconds if seconds > 0 else 1.0
 
         race = Race(self._prepare, self._measure, turns, self._settings.finalists, used)
-        with progress(tree_turns(trees, entrants, race), self._name) as self._advance:
-            return [self._candidate(one) for one in find_fastest(trees, entrants, race)]
+        planned = tree_turns(trees, entrants, race)
+        with progress(planned, self._name) as self._advance:
+            found = find_fastest(trees, entrants, race)
+        done = sum(map(len, self._runs.values()))
+        if seconds is not None and done < planned:
+            self.unfinished = f"{self._name}: {done} of {planned} turns, with {len(found)} trees"
+        return [self._candidate(one) for one in found]
 
     def texts(self, stops: Collection[int]) -> Texts:
         """What the baseline's texts tell of a head; `stops` end them."""
@@ -178,9 +199,11 @@ class _Pair:
         repeating = sum(map(repeats_itself, every))
         return Texts(len(every), repeating, sum(ends_at_once(text, stops) for text in every))
 
-    def _prepare(self, tree: TreeConfig) -> None:
-        """Compile for the first batch, untimed."""
-        self._warm_up(tree, self._batches[0])
+    def _prepare(self, tree: TreeConfig, turn: int) -> None:
+        """Compile for the batch of a turn, untimed."""
+        batch = self._batches[turn % len(self._batches)]
+        for one in (None, tree):
+            self._warm_up(one, batch)
 
     def _warm_up(self, tree: TreeConfig | None, batch: Batch) -> Method:
         """The method, compiled for the batch."""
@@ -224,8 +247,9 @@ class _Pair:
         speedups = np.asarray(list(tried.speedups.values()), float)
         low, middle, high = quartiles(speedups) or [0.0, 0.0, 0.0]
         ends = (low, middle, high)
-        turns, accepted = len(tried.speedups), counted["accepted_by"]
-        return Candidate(tried.tree, length, cost, length / cost, turns, ends, accepted)
+        turns, faster = len(runs), int((speedups > 1).sum())
+        accepted = counted["accepted_by"]
+        return Candidate(tried.tree, length, cost, length / cost, turns, faster, ends, accepted)
 
 
 def _speedup(own: Run, baseline: Run) -> float:

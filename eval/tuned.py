@@ -21,6 +21,7 @@ class Candidate(NamedTuple):
     cost: float
     predicted: float
     turns: int
+    faster: int
     measured: tuple[float, float, float]
     accepted_by: Mapping[str, int]
 
@@ -47,10 +48,12 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
             True,
             one.measured,
             one.accepted_by,
+            one.turns,
+            one.faster,
         )
         for one in judged
     ]
-    found = judge(ways, texts._replace(pairs=min(one.turns for one in judged)))
+    found = judge(ways, texts)
     if found.kind == "too little data":
         kept = "no tree" if best is None else "the tree that was fastest on these"
         return found.then(
@@ -58,6 +61,8 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
         )
     if best is None:
         return found.then("the table says to decode without the head")
+    if found.kind == "no difference":
+        return found.then("the table has this tree, so tune again with more prompts or minutes")
     if found.way.is_heads_own:
         return found.then("the table has this tree")
     tokens = best.tree.lookup_tokens

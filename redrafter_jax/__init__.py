@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from redrafter_jax.drafters.recurrent_head import RecurrentConfig
     from redrafter_jax.errors import InputError
     from redrafter_jax.files.drafter_files import load_drafter, save_drafter
-    from redrafter_jax.files.target_files import load_target, load_tokenizer, save_target
+    from redrafter_jax.files.target_files import load_target, load_tokenizer
+    from redrafter_jax.files.target_weights import save_target
     from redrafter_jax.files.tree_table import load_tree, load_tree_table
     from redrafter_jax.generation import Generation, generate, generate_autoregressive
     from redrafter_jax.parallel.mesh import make_mesh
@@ -44,7 +45,8 @@ __all__ = [
 # needs no JAX; none of these modules may bear the name of something public, which it would hide.
 _MODULES = {
     "files.drafter_files": ("load_drafter", "save_drafter"),
-    "files.target_files": ("load_target", "load_tokenizer", "save_target"),
+    "files.target_files": ("load_target", "load_tokenizer"),
+    "files.target_weights": ("save_target",),
     "files.tree_table": ("load_tree", "load_tree_table"),
     "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),

@@ -11,9 +11,7 @@ from flax import nnx
 
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.engine.bind import bind_models
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request, Token
 from redrafter_jax.engine.requests import (
@@ -24,11 +22,13 @@ from redrafter_jax.engine.requests import (
     check_batch,
     tokenize,
 )
+from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.joined import parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
+from redrafter_jax.types import LOOKUP
 
 # Decode steps between two choices of the tree.
 _STEPS = 32
@@ -61,7 +61,7 @@ class Generation(NamedTuple):
     @property
     def copied_tokens(self) -> list[int]:
         """Per row, the accepted tokens of prompt lookup."""
-        return self.accepted_by.get("lookup", [0] * len(self.tokens))
+        return self.accepted_by.get(LOOKUP, [0] * len(self.tokens))
 
 
 def generate(

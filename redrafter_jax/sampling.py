@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
-from pallas_kernels.lowest_kept import lowest_kept
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Sampling
 
@@ -88,6 +87,8 @@ def filter_logits(
       sampling: the rows' temperature and filters.
       size: number of all tokens; None where the logits are of all.
     """
+    from pallas_kernels.lowest_kept import lowest_kept  # when a step is traced
+
     size = size or logits.shape[-1]
     sampled = sampling.temperature > 0
     unit = jnp.where(sampled, sampling.temperature, 1.0)

@@ -12,9 +12,7 @@ from typing import Any
 import jax
 
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.engine.bind import bind_models
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request, Token
 from redrafter_jax.engine.requests import (
@@ -28,11 +26,12 @@ from redrafter_jax.engine.requests import (
     stop_lists,
     tokenize,
 )
+from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.generation import Generation, collect, engine_of, not_numbers
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.text_stream import Detokenize, TextStream
+from redrafter_jax.text.tokenizer import Detokenize, TextStream
 
 
 @dataclass(frozen=True)

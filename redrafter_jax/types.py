@@ -79,7 +79,8 @@ class Beams(NamedTuple):
 
 
 # What proposes nodes: the drafter, and prompt lookup where the tree has tokens of it.
-SOURCES = ("drafter", "lookup")
+LOOKUP = "lookup"
+SOURCES = ("drafter", LOOKUP)
 
 
 class TokenTree(NamedTuple):

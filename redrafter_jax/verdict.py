@@ -1,43 +1,35 @@
 """What a measurement of drafting comes to: faster, slower, or too little to tell.
 
-What prompt lookup gains is never called the gain of a head.
+What prompt lookup gains is never called the gain of a head. Faster and slower are said where one of
+two equal ways of decoding would win so many turns in one of a hundred measurements at most.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from redrafter_jax.config import TreeConfig
+from redrafter_jax.types import LOOKUP
 
-# Fewer texts differ too much from each other for a median to tell, and quartiles of fewer times
-# mean nothing.
-FEWEST_TEXTS, FEWEST_PAIRS = 8, 4
-# What the tokens of prompt lookup are called where accepted tokens are counted by their source.
-LOOKUP = "lookup"
+# Fewer texts differ too much from each other for a median to tell.
+FEWEST_TEXTS = 8
+# Fewer turns are all won by one of two equal ways more often than `_BY_CHANCE`.
+FEWEST_TURNS, _BY_CHANCE = 8, 0.01
 Kind = Literal["faster", "slower", "no difference", "too little data"]
 
 
 class Texts(NamedTuple):
-    """The baseline's texts: how many, how many repeat themselves, how many end at once.
-
-    `pairs` is how often a way of drafting was timed beside the baseline, on a batch of them; None
-    where each text was a batch.
-    """
+    """The baseline's texts: how many, how many repeat themselves, how many end at once."""
 
     total: int
     repeating: int = 0
     short: int = 0
-    pairs: int | None = None
 
     @property
     def fault(self) -> str:
         """Why they tell nothing of a head; empty if they do."""
         if self.total < FEWEST_TEXTS:
             return f"{self.total} text{'s' * (self.total != 1)}, and {FEWEST_TEXTS} are the fewest"
-        if self.pairs is not None and self.pairs < FEWEST_PAIRS:
-            return (
-                f"{self.pairs} batch{'es' * (self.pairs != 1)} timed beside the baseline, and "
-                f"{FEWEST_PAIRS} are the fewest"
-            )
         if 2 * self.short >= self.total:
             return f"{self.short} of {self.total} answers end within a few tokens"
         if 2 * self.repeating >= self.total:
@@ -55,9 +47,11 @@ class MeasuredWay(NamedTuple):
       name: what the sentence calls it.
       tree: how its trees are drafted; None is the baseline itself.
       has_head: whether trained heads draft, alone or beside prompt lookup.
-      speedup: quartiles of the pairs with the baseline, the median in the middle; None where none
-        could be timed.
+      speedup: quartiles of the turns' speed-ups over the baseline, the median in the middle; None
+        where none could be timed.
       accepted_by: accepted tokens by the source that proposed them.
+      turns: how often it and the baseline decoded the same batch, one after the other.
+      faster: in how many of the turns it was the faster one.
     """
 
     name: str
@@ -65,6 +59,8 @@ class MeasuredWay(NamedTuple):
     has_head: bool
     speedup: tuple[float, float, float] | None
     accepted_by: Mapping[str, int]
+    turns: int
+    faster: int
 
     @property
     def median(self) -> float:
@@ -104,16 +100,27 @@ def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
     untimed = "" if any(way.speedup for way in ways) else "no text goes on beyond its first token"
     if fault := texts.fault or untimed:
         return Verdict("too little data", best, f"Too little data to tell: {fault}")
-    assert best.speedup is not None
-    low, _, high = best.speedup
+    if best.turns < FEWEST_TURNS:
+        count = f"{best.turns} turn{'s' * (best.turns != 1)} with the baseline"
+        fault = f"{count}, and {FEWEST_TURNS} are the fewest"
+        return Verdict("too little data", best, f"Too little data to tell: {fault}")
     found = f"{_describe(best)}{_describe_others(ways, best)}"
     # Where nothing was accepted a ratio above 1 is the machine's noise.
-    if low > 1 and any(best.accepted_by.values()):
+    if _beyond_chance(best.faster, best.turns) and any(best.accepted_by.values()):
         lookups = " by prompt lookup, not by the head" * (best.has_head and not best.is_heads_own)
         return Verdict("faster", best, f"Faster{lookups}: {found}")
-    if high < 1:
+    if _beyond_chance(best.turns - best.faster, best.turns):
         return Verdict("slower", best, f"Slower than no drafting: {found}")
     return Verdict("no difference", best, f"No clear difference from no drafting: {found}")
+
+
+def _beyond_chance(won: int, turns: int) -> bool:
+    """The sign test, of both sides: whether equal ways would hardly give one so many turns.
+
+    It asks nothing of how times are distributed, so that a few slow moments decide nothing.
+    """
+    as_many = sum(math.comb(turns, count) for count in range(won, turns + 1))
+    return 2 * as_many <= _BY_CHANCE * 2**turns
 
 
 def describe_tree(tree: TreeConfig | None) -> str:
@@ -139,8 +146,8 @@ def _describe(way: MeasuredWay) -> str:
     if way.has_head and way.lookup_share:
         looked_up = f", {way.lookup_share:.0%} of the accepted tokens looked up"
     return (
-        f"{way.name!r} decodes {median:.2f} times as fast (middle half {low:.2f} to {high:.2f}) "
-        f"with {tree}{looked_up}"
+        f"{way.name!r} decodes {median:.2f} times as fast (middle half {low:.2f} to {high:.2f}, "
+        f"faster in {way.faster} of {way.turns} turns) with {tree}{looked_up}"
     )
 
 

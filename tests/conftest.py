@@ -23,7 +23,7 @@ from tiny_models import (
 )
 
 from redrafter_jax.__main__ import main
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.models.target import Target
 

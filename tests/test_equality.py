@@ -16,7 +16,7 @@ from tiny_models import imitating_drafter
 
 from redrafter_jax import SamplingConfig, TreeConfig, generate, generate_autoregressive
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.engine import engine
 from redrafter_jax.models.target import Target
 

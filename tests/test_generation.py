@@ -10,7 +10,7 @@ from tiny_models import PARITY_CONFIG, tiny_config
 from transformers import PreTrainedTokenizerFast
 
 from redrafter_jax import InputError, generate, generate_autoregressive, stream
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

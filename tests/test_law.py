@@ -21,7 +21,7 @@ from tiny_models import forgetful_target, imitating_drafter, tiny_config
 from redrafter_jax import Generation, SamplingConfig, TreeConfig, generate
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.engine import engine
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model

@@ -22,7 +22,7 @@ from redrafter_jax import (
     generate_autoregressive,
 )
 from redrafter_jax.decoding import step
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.tree import matching_paths, pad_nodes
 from redrafter_jax.engine import engine
 from redrafter_jax.models.target import Target

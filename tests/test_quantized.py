@@ -24,7 +24,7 @@ from redrafter_jax import (
     load_target,
     save_target,
 )
-from redrafter_jax.config import Quantization
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target

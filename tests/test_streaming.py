@@ -12,7 +12,7 @@ from tiny_folders import decode, encode
 from tiny_models import random_target
 
 from redrafter_jax import InputError, KeptCache, generate, generate_autoregressive, stream
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import to_host
 

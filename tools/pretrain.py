@@ -18,7 +18,8 @@ from rich.progress import track
 
 from redrafter_jax.command_line import make_folder, run
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.files.target_files import open_target, save_target
+from redrafter_jax.files.target_files import open_target
+from redrafter_jax.files.target_weights import save_target
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.settings.arguments import parse_settings

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.config import HeadConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.drafters.kinds import kind_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import constrain_rows, data_shards, per_shard

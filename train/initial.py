@@ -8,11 +8,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from redrafter_jax.config import HeadConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import FieldError
-from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.kinds import TRAINING, kind_of
+from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.drafters.kinds import TRAINING, init_drafter, kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_head
 from redrafter_jax.models.target import Target

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, UInt32
 from rich.console import Console
 
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.models.target import Target

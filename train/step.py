@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, constrain
 

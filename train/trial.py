@@ -21,8 +21,7 @@ from redrafter_jax.acceptance import (
     ends_at_once,
     repeats_itself,
 )
-from redrafter_jax.drafters.bind import check_pair
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, check_pair
 from redrafter_jax.files.drafter_files import save_drafter
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.generation import generate, generate_autoregressive

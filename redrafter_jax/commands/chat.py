@@ -210,7 +210,7 @@ class _Conversation:
         own, slower = update_seconds(stamps), False
         if own and self._baseline:
             cost = own / self._baseline
-            summary += "; " + describe_cost(result, cost, self._decoder.drafter)
+            summary += "; " + describe_cost(result, cost)
             slower = result.acceptance_length < cost
         if self._verbose or slower:  # else there is nothing to do about it
             log(summary)

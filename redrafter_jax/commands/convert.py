@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from redrafter_jax.commands.quantization_change import print_change, read_windows
-from redrafter_jax.config import Quantization
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.convert import convert
 

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     own = update_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens
     if own and (baseline := baseline_seconds(decoder, prompt, room, steps)):
-        log(describe_cost(result, own / baseline, decoder.drafter))
+        log(describe_cost(result, own / baseline))
 
 
 def _read_prompt(argument: str) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from redrafter_jax.config import Dtype, SamplingConfig, ServeConfig, TreeConfig
+from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
 from redrafter_jax.config.limits import (
     BYTES,
+    Checked,
     FieldError,
     field_docs,
     main_type,
@@ -184,7 +185,7 @@ def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]
     return {name: value for name, value in values.items() if value is not None}
 
 
-def config_of[Config: (TreeConfig, SamplingConfig, ServeConfig)](
+def config_of[Config: Checked](
     config: type[Config], arguments: argparse.Namespace, default: Config | None = None
 ) -> Config:
     """The configuration that the options of its fields give, beside a default one.

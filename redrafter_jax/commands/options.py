@@ -10,11 +10,8 @@ import jax
 from redrafter_jax.commands.option_groups import config_of, given_options, option_of
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import outline
-from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.engine.bind import bind_models
+from redrafter_jax.drafters.base import Drafter, LoadedHead, outline
+from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import TREE_TABLE
 from redrafter_jax.files.target_files import TargetFiles
@@ -246,6 +243,8 @@ def load_models(
     assert isinstance(tree, TreeConfig), "tables are of drafters"
     if not tree.lookup_tokens:
         return target, None, None
+    from redrafter_jax.drafters.lookup import PromptLookup
+
     return target, PromptLookup(), TreeConfig(beam_width=1, draft_rounds=tree.lookup_tokens)
 
 

@@ -16,8 +16,9 @@ from redrafter_jax.commands.option_groups import (
     limited,
     not_empty,
 )
-from redrafter_jax.config import Dtype, ServeConfig, WeightFormat
+from redrafter_jax.config import Dtype, WeightFormat
 from redrafter_jax.config.limits import Count, Positive
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.real_models import SMOLLM2, cache_folder, find_cached
 

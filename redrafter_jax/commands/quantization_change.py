@@ -14,7 +14,7 @@ from redrafter_jax.files.fields import read_text
 from redrafter_jax.files.target_files import load_target, open_target
 from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.text_stream import shared_length
+from redrafter_jax.text.tokenizer import shared_length
 
 # Tokens that are read together, and of each text the prompt and the continuation compared.
 _WINDOW, _PROMPT, _CONTINUED, _TEXTS = 256, 32, 64, 8

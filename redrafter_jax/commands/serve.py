@@ -18,7 +18,7 @@ from redrafter_jax.commands.options import (
     load_prompt_format,
 )
 from redrafter_jax.commands.terminal import log
-from redrafter_jax.config import ServeConfig
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
@@ -31,9 +31,9 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     try:
-        from redrafter_jax.engine.bind import bind_models
         from redrafter_jax.engine.engine import Engine
         from redrafter_jax.engine.memory import default_cache_memory, longest_text
+        from redrafter_jax.engine.trees import bind_models
         from redrafter_jax.serving.server import LOOPBACK, Server, listen
         from redrafter_jax.serving.service import ServedModel
     except ModuleNotFoundError as error:

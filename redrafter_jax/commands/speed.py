@@ -11,11 +11,10 @@ from redrafter_jax.acceptance import repeats_itself
 from redrafter_jax.commands.options import TextDecoder
 from redrafter_jax.commands.terminal import Screen
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.files.tree_table import TreeTable, TunedTree
 from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update
-from redrafter_jax.verdict import LOOKUP
+from redrafter_jax.types import LOOKUP
 
 # Updates that a median is taken of: at least, and of the baseline.
 _UPDATES, _BASELINE_UPDATES = 3, 5
@@ -45,14 +44,14 @@ def describe_acceptance(result: Generation, rows: int) -> str:
     return f"acceptance length {result.acceptance_length:.2f}{of_it}"
 
 
-def describe_cost(result: Generation, cost: float, drafter: object) -> str:
+def describe_cost(result: Generation, cost: float) -> str:
     """A sentence on a target call's cost in calls of the baseline, and on the speed-up of row 0.
 
     What prompt lookup gains is not called the head's, nor what any drafter guesses.
     """
     speed_up = result.acceptance_length / cost
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
-    alone = isinstance(drafter, PromptLookup)
+    alone = result.accepted_by.keys() == {LOOKUP}
     if speed_up < _CLEARLY_SLOWER:
         advice = (
             "lower --lookup-tokens, or leave it out"

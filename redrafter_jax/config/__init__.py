@@ -1,9 +1,6 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafter import Head, HeadConfig
 from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
-from redrafter_jax.config.quantization import Quantization, WeightFormat
-from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -13,6 +10,7 @@ from redrafter_jax.config.target import (
     LongRopeScaling,
     RopeScaling,
     TargetConfig,
+    WeightFormat,
     YarnScaling,
 )
 
@@ -20,15 +18,11 @@ __all__ = [
     "Activation",
     "Dtype",
     "DynamicScaling",
-    "Head",
-    "HeadConfig",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
-    "Quantization",
     "RopeScaling",
     "SamplingConfig",
-    "ServeConfig",
     "TargetConfig",
     "TreeConfig",
     "WeightFormat",

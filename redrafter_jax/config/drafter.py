@@ -5,14 +5,14 @@ from itertools import pairwise
 from typing import Literal
 
 from redrafter_jax.config.drafting import TreeConfig
-from redrafter_jax.config.limits import Count, check_fields, out_of_order, require
+from redrafter_jax.config.limits import Checked, Count, out_of_order, require
 from redrafter_jax.config.target import TargetConfig
 
 Head = Literal["own", "target", "low_rank"]
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(Checked):
     """Shape of a head of any kind, each of which adds fields of its own.
 
     Attributes:
@@ -33,7 +33,7 @@ class HeadConfig:
     context_layers: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for before, layer in pairwise((-1, *self.context_layers)):
             problem = f"{out_of_order('layers', layer, before)}, counted from 0."
             require(before < layer, self, "context_layers", problem)

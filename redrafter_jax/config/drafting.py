@@ -6,14 +6,14 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
+from redrafter_jax.config.limits import Checked, Count, Natural, Positive, require
 from redrafter_jax.errors import InputError
 
 _FILTERS = ("top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
-class TreeConfig:
+class TreeConfig(Checked):
     """How a tree is drafted in one decode step.
 
     Attributes:
@@ -54,7 +54,7 @@ class TreeConfig:
     mean_nodes: Count | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not isinstance(self.static_tree, bool):
             self._check_paths(self.static_tree)
         width, least = self.beam_width, 1 + self.lookup_tokens
@@ -174,7 +174,7 @@ def node_count(tree: TreeConfig | None) -> int:
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
+class SamplingConfig(Checked):
     """How the target's next token is chosen, speculatively or autoregressively.
 
     Attributes:
@@ -190,7 +190,7 @@ class SamplingConfig:
     min_p: Annotated[float, Ge(0), Le(1)] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         # Beyond these, logits over the temperature leave float32's range.
         fits = self.temperature == 0 or 1e-6 <= self.temperature <= 1e6
         problem = f"is {self.temperature}; it must be 0 for greedy decoding, or from 1e-6 to 1e6."

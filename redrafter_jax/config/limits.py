@@ -1,6 +1,6 @@
 """Fields that state their limits, the one check of them, and the one sentence about a bad value.
 
-Limits are metadata of a field's annotation. `check_fields` holds the library's configurations to
+Limits are metadata of a field's annotation. `Checked` holds the library's configurations to
 them, whether Python, an option, a JSON file or a drafter's table states the values (`read_config`).
 pydantic reads the same metadata in settings and requests, where its findings are worded alike.
 """
@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -56,12 +56,18 @@ def require(holds: bool, config: object, field: str, problem: str) -> None:
         raise FieldError(config, field, problem)
 
 
-def check_fields(config: Any) -> None:
-    """Refuse, as a `FieldError`, values that are not of their field's type or limits."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if needed := unmet(value, *parse_annotation(field.type)):
-            raise FieldError(config, field.name, f"{is_not(value, needed)}.")
+@dataclass(frozen=True)
+class Checked:
+    """A configuration that refuses values outside the types and limits of its fields.
+
+    What it raises is a `FieldError`. A subclass that refuses more calls this `__post_init__` first.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if needed := unmet(value, *parse_annotation(field.type)):
+                raise FieldError(self, field.name, f"{is_not(value, needed)}.")
 
 
 def is_not(value: object, needed: str) -> str:

@@ -1,15 +1,13 @@
 """Which weights of a model are quantized, and how."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from redrafter_jax.config.limits import check_fields
-
-WeightFormat = Literal["int8", "int4", "fp8"]
+from redrafter_jax.config.limits import Checked
+from redrafter_jax.config.target import WeightFormat
 
 
 @dataclass(frozen=True)
-class Quantization:
+class Quantization(Checked):
     """Formats of a model's matrices by where they stand; None leaves them plain.
 
     Norms and biases are always plain.
@@ -23,9 +21,6 @@ class Quantization:
     layers: WeightFormat | None = None
     embedding: WeightFormat | None = None
     head: WeightFormat | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @classmethod
     def of(cls, form: WeightFormat) -> "Quantization":

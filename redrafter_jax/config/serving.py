@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from redrafter_jax.config.limits import Bytes, Count, Natural, Positive, check_fields
+from redrafter_jax.config.limits import Bytes, Checked, Count, Natural, Positive
 
 
 @dataclass(frozen=True)
-class ServeConfig:
+class ServeConfig(Checked):
     """Limits of `redrafter serve`.
 
     Attributes:
@@ -32,9 +32,6 @@ class ServeConfig:
     max_body: Count = 1 << 20
     max_logprobs: Natural = 5
     steps_per_call: Count = 4
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def choices(self) -> int:

@@ -4,21 +4,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from redrafter_jax.config.limits import Count, Positive, check_fields, require
+from redrafter_jax.config.limits import Checked, Count, Positive, require
 
 
 @dataclass(frozen=True)
-class LinearScaling:
+class LinearScaling(Checked):
     """Rotary scaling that divides every position by `factor` (arXiv 2306.15595)."""
 
     factor: Positive
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True)
-class DynamicScaling:
+class DynamicScaling(Checked):
     """A base that grows with the text once it is longer than `max_position_embeddings`.
 
     Up to there the frequencies are unscaled, and no longer text is taken: past it a token's
@@ -28,12 +25,9 @@ class DynamicScaling:
 
     factor: Positive
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True)
-class Llama3Scaling:
+class Llama3Scaling(Checked):
     """Slow frequencies divided by `factor`, fast ones kept, a ramp between (Llama 3.1).
 
     Attributes:
@@ -49,14 +43,14 @@ class Llama3Scaling:
     original_max_position_embeddings: Count
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         low, high = self.low_freq_factor, self.high_freq_factor
         problem = f"is {high}; it must be greater than low_freq_factor={low}."
         require(low < high, self, "high_freq_factor", problem)
 
 
 @dataclass(frozen=True)
-class YarnScaling:
+class YarnScaling(Checked):
     """Llama 3.1's scaling with the ramp over dimensions and sharpened scores (arXiv 2309.00071).
 
     Attributes:
@@ -76,14 +70,14 @@ class YarnScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         slow, fast = self.beta_slow, self.beta_fast
         problem = f"is {fast}; it must be greater than beta_slow={slow}."
         require(slow < fast, self, "beta_fast", problem)
 
 
 @dataclass(frozen=True)
-class LongRopeScaling:
+class LongRopeScaling(Checked):
     """A divisor for each pair of the head, another list for long texts (arXiv 2402.13753).
 
     Where the lists differ, no text longer than the original context is taken: past it the keys of
@@ -103,7 +97,7 @@ class LongRopeScaling:
     attention_factor: Positive
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for name in ("short_factor", "long_factor"):
             for factor in getattr(self, name):
                 problem = f"holds {factor!r}; they must be numbers greater than 0."
@@ -118,11 +112,12 @@ RopeScaling: TypeAlias = (
 )
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 # Of the parameters that a model is loaded with.
+WeightFormat = Literal["int8", "int4", "fp8"]
 Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class TargetConfig:
+class TargetConfig(Checked):
     """Shape of a decoder of the Llama kind, and which of its variations it has.
 
     What is named as in Hugging Face's `config.json` means the same. Constants have no defaults:
@@ -173,7 +168,7 @@ class TargetConfig:
     scaled_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         problem = f"is {heads}, which num_key_value_heads={shared} does not divide."
         require(heads % shared == 0, self, "num_attention_heads", problem)

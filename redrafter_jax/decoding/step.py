@@ -10,9 +10,7 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.accept import decide, is_stop
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.lookup import look_up
-from redrafter_jax.drafters.merge import merge_trees
-from redrafter_jax.drafters.tree import pad_nodes, root_tree, share_nodes
+from redrafter_jax.drafters.tree import merge_trees, pad_nodes, root_tree, share_nodes
 from redrafter_jax.models.cache import commit, first_layers, join_layers, split_layers
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import per_shard
@@ -89,6 +87,8 @@ def propose(
     asked = tree.without_lookup
     drafted = drafter.propose(decoder, state.own, cache, view, noise[:, : asked.max_path], asked)
     if tree.lookup_tokens:
+        from redrafter_jax.drafters.lookup import look_up
+
         # The drafter may propose the first tokens too; a longer chain still adds C nodes.
         looked_up = look_up(view, tree.draft_rounds + tree.lookup_tokens)
         drafted = merge_trees(drafted, looked_up, tree.lookup_tokens)

@@ -17,14 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import (
-    HeadConfig,
-    LinearScaling,
-    Llama3Scaling,
-    RopeScaling,
-    TargetConfig,
-    TreeConfig,
-)
+from redrafter_jax.config import LinearScaling, Llama3Scaling, RopeScaling, TargetConfig, TreeConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import Count, Natural, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
 from redrafter_jax.drafters.own_layer import layer_config

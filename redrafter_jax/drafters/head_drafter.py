@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, check_context_layers
+from redrafter_jax.config import TargetConfig, TreeConfig
+from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.drafters.base import Drafter, LoadedHead, check_context_layers
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.projection import Lender, Projection
@@ -20,8 +21,6 @@ from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Decided, KVCache, Scorer
 
-# A trained head of any kind, from `load_drafter`; `kinds` has their records.
-LoadedHead = Model[Any, Any]
 _WEIGHT_INIT = nnx.initializers.lecun_normal()
 
 

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import HeadConfig, LinearScaling, TargetConfig, TreeConfig
-from redrafter_jax.config.limits import Count, Natural, Positive, check_fields, require
+from redrafter_jax.config import LinearScaling, TargetConfig, TreeConfig
+from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.config.limits import Checked, Count, Natural, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
 from redrafter_jax.drafters.own_layer import layer_config
 from redrafter_jax.errors import InputError
@@ -26,7 +27,7 @@ from redrafter_jax.types import Scorer
 
 
 @dataclass(frozen=True)
-class PrefixLayer:
+class PrefixLayer(Checked):
     """Shape of the decoder layer of Hydra++, which is the target's.
 
     Attributes:
@@ -47,9 +48,6 @@ class PrefixLayer:
     rms_norm_eps: Positive = 1e-6
     rope_theta: Positive = 10000.0
     rope_scaling: LinearScaling | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

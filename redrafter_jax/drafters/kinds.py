@@ -10,7 +10,8 @@ from typing import Any
 
 from flax import nnx
 
-from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
+from redrafter_jax.config import TargetConfig, TreeConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.drafters import (
     block,
     block_files,
@@ -31,7 +32,8 @@ from redrafter_jax.drafters import (
     recurrent_head,
     recurrent_start,
 )
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.base import Drafter, LoadedHead
+from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import DraftReads
 
 Fields = Mapping[str, Any]
@@ -305,6 +307,11 @@ def kind_of(config: HeadConfig) -> Kind:
     kind = find_kind(config)
     assert kind is not None, f"{type(config).__name__} has no record"
     return kind
+
+
+def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
+    """A head with random float32 parameters, where training starts."""
+    return Model.split(config, kind_of(config).module(config, rngs=nnx.Rngs(seed)))
 
 
 def recognise(stated: Fields, shapes: Shapes | None = None) -> Kind | None:

@@ -16,7 +16,7 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
-from redrafter_jax.types import KVCache, TokenTree, View
+from redrafter_jax.types import LOOKUP, KVCache, TokenTree, View
 
 # Longer matches are sought first, up to so many tokens.
 LONGEST_MATCH = 4
@@ -33,7 +33,7 @@ class PromptLookup(Drafter):
 
     @property
     def name(self) -> str:
-        return "lookup"
+        return LOOKUP
 
     @property
     def default_tree(self) -> TreeConfig:

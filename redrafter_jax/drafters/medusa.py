@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from redrafter_jax.config import HeadConfig, TreeConfig
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import Count, FieldError, Natural, require
 from redrafter_jax.drafters.head_drafter import (
     Dense,

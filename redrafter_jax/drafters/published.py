@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from redrafter_jax.config import HeadConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import FieldError
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.config import HeadConfig, TargetConfig, TreeConfig
+from redrafter_jax.config import TargetConfig, TreeConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import Count, FieldError, Natural, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, TrainedHead, make_blocks, run_blocks
 from redrafter_jax.drafters.own_layer import LAYER_FIELDS, PairLayer, attend_in_rows, layer_config

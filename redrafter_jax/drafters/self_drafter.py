@@ -10,7 +10,8 @@ from typing import get_args
 import jax
 from flax import nnx
 
-from redrafter_jax.config import Quantization, TargetConfig, WeightFormat
+from redrafter_jax.config import TargetConfig, WeightFormat
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.joined import SeparateWeights

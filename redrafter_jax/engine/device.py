@@ -5,6 +5,7 @@ Shapes follow from the sizes alone, so that nothing is compiled for a new reques
 device's part of the state numbers its own rows from 0.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -18,10 +19,11 @@ from redrafter_jax.decoding.accept import is_stop, log_probs_of
 from redrafter_jax.decoding.read import read_chunk
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import init_cache, put_rows, rows_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
-from redrafter_jax.parallel.mesh import per_shard, shardings
+from redrafter_jax.parallel.mesh import data_shards, per_shard, shardings
 from redrafter_jax.types import SOURCES, DecodeState, Requests, Sampling
 
 Tree = TypeVar("Tree")
@@ -121,6 +123,20 @@ def row_shapes(
     """The shapes of what `empty_rows` makes; the models may be shapes too."""
     make = partial(_empty, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
     return jax.eval_shape(make, target, drafter)
+
+
+def page_bytes(target: Target, drafter: Drafter) -> int:
+    """Bytes that a page of all layers, the drafter's too, takes on each device that holds it."""
+    parts = data_shards(target.mesh)
+    cache = row_shapes(target, drafter, parts, PAGE, 1, pages=parts).cache
+    layers = cache.keys + cache.values
+    if target.mesh is None:
+        return sum(layer.size * layer.dtype.itemsize for layer in layers)
+    split = shardings(cache, target.mesh)
+    return sum(
+        math.prod(sharding.shard_shape(layer.shape)) * layer.dtype.itemsize
+        for layer, sharding in zip(layers, split.keys + split.values, strict=True)
+    )
 
 
 @partial(jax.jit, static_argnames=("rows", "slots", "stop_width", "pages"))

@@ -14,17 +14,21 @@ import numpy as np
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lookahead
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.engine.bind import bind_models
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.chunks import beginnings, idle_row, make_row, next_batch, next_chunk
-from redrafter_jax.engine.device import Gains, decode_rows, empty_rows, read_rows, write_texts
-from redrafter_jax.engine.memory import page_bytes
+from redrafter_jax.engine.device import (
+    Gains,
+    decode_rows,
+    empty_rows,
+    page_bytes,
+    read_rows,
+    write_texts,
+)
 from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, new_tokens
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_size, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
-from redrafter_jax.engine.trees import TreeChooser
+from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.attention import PAGE

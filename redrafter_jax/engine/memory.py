@@ -1,34 +1,18 @@
-"""The memory of a cache: what a page takes, and how many pages there are room for."""
-
-import math
+"""The memory of a cache that a server takes, and the texts that it has room for."""
 
 import jax
 
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.engine.device import row_shapes
+from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import data_shards, shardings
+from redrafter_jax.parallel.mesh import data_shards
 
 # Of what a device has free beside the weights; the rest is for what programs compute with.
 _SHARE = 0.8
 # Tokens of a text for which each slot gets pages on devices that do not tell what they have free.
 _TYPICAL_TEXT = 4096
-
-
-def page_bytes(target: Target, drafter: Drafter) -> int:
-    """Bytes that a page of all layers, the drafter's too, takes on each device that holds it."""
-    parts = data_shards(target.mesh)
-    cache = row_shapes(target, drafter, parts, PAGE, 1, pages=parts).cache
-    layers = cache.keys + cache.values
-    if target.mesh is None:
-        return sum(layer.size * layer.dtype.itemsize for layer in layers)
-    split = shardings(cache, target.mesh)
-    return sum(
-        math.prod(sharding.shard_shape(layer.shape)) * layer.dtype.itemsize
-        for layer, sharding in zip(layers, split.keys + split.values, strict=True)
-    )
 
 
 def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:

@@ -10,10 +10,21 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from redrafter_jax.config import TreeConfig
+from redrafter_jax.config import TargetConfig, TreeConfig
+from redrafter_jax.drafters.base import (
+    Drafter,
+    LoadedHead,
+    RootOnly,
+    as_drafter,
+    bind_drafter,
+    check_drafting,
+)
 from redrafter_jax.engine.requests import check_size
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable, TunedTree
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_same_mesh
+from redrafter_jax.parallel.model import Model
 
 # Calls of a row that weigh as much as what was expected of the tree before.
 _PRIOR_CALLS = 4
@@ -64,6 +75,32 @@ class _Learned:
 # what was learned of every tree of a pair of models.
 _seconds: dict[Hashable, deque[float]] = {}
 _learned: dict[Hashable, _Learned] = {}
+
+
+def bind_models(
+    target: Target, drafter: LoadedHead | Drafter | None, tree: TreeConfig | TreeTable | None
+) -> tuple[Drafter, tuple[TreeConfig | None, ...]]:
+    """The drafter that decoding takes, and the trees that it may draft.
+
+    Raises:
+      InputError: a model is something else, or they do not fit each other.
+    """
+    if isinstance(tree, TreeTable):
+        bound = as_drafter(drafter)
+        if isinstance(bound, RootOnly):
+            raise InputError("tree is a table of trees, but there is no drafter; leave tree out.")
+        trees = tuple(dict.fromkeys(tuned.tree for tuned in tree.trees))
+    else:
+        bound, one = bind_drafter(drafter, tree)
+        trees = (one,)
+    if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
+        raise InputError(
+            f"target is {target!r:.40}; give what load_target returns, then its drafter."
+        )
+    for one in trees:
+        check_drafting(target.config, bound, one)
+    check_same_mesh(target, *bound.models)
+    return bound, trees
 
 
 class TreeChooser:

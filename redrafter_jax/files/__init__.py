@@ -8,5 +8,5 @@ said by its record in `redrafter_jax.drafters.kinds`.
 
 `parameters` matches the parameters of a model with the weights in files (`stored.StoredWeight`),
 which have their names in Hugging Face's layout, and loads them to a device or to each device of a
-mesh.
+mesh; `target_weights` says what a target's are called. `save` writes a model.
 """

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.config import Quantization, WeightFormat
+from redrafter_jax.config import WeightFormat
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters.kinds import find_kind
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_head, find_kind_of_files

@@ -13,9 +13,7 @@ from jax.typing import DTypeLike
 
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.limits import read_config
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import outline
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead, outline
 from redrafter_jax.drafters.kinds import KINDS, Kind, kind_of, recognise
 from redrafter_jax.drafters.self_drafter import SelfDrafter, parse_self
 from redrafter_jax.errors import InputError
@@ -23,8 +21,9 @@ from redrafter_jax.files.attention_fields import LLAMA_THETA, read_rotary, rotar
 from redrafter_jax.files.family_table import FAMILIES, MULTIMODAL
 from redrafter_jax.files.fields import errors_naming, field, read_json
 from redrafter_jax.files.locate import is_gguf, locate, locate_weights
-from redrafter_jax.files.parameters import Layout, MatchedModel, match_weights, save
+from redrafter_jax.files.parameters import Layout, MatchedModel, match_weights
 from redrafter_jax.files.quantized import check_method
+from redrafter_jax.files.save import save
 from redrafter_jax.files.stored import StoredWeight, read_table
 from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.files.weight_files import find_weights

@@ -1,42 +1,31 @@
-"""A model's parameters and the weights in files that belong to them: matched, loaded, saved."""
+"""A model's parameters and the weights in files that belong to them: matched, and loaded."""
 
 import hashlib
-import json
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, starmap
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
-from safetensors import SafetensorError
-from safetensors.flax import save_file
 from tqdm import tqdm
 
 from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.fields import write_atomically
-from redrafter_jax.files.locate import SINGLE_FILE
 from redrafter_jax.files.quantized import (
     CODES,
     MINIMUM,
-    QUANT_METHOD,
     SCALE,
-    pack,
     weight_with_scales,
 )
 from redrafter_jax.files.stored import StoredWeight, dtype_of, is_zero, read_weight
 from redrafter_jax.models.joined import Joint, join, joint_of, parts_of
-from redrafter_jax.models.linear import QuantizedWeight, transposed
+from redrafter_jax.models.linear import QuantizedWeight
 from redrafter_jax.parallel.mesh import check_groups, parameter_spec
 from redrafter_jax.parallel.model import Model, Source
 
@@ -252,59 +241,6 @@ def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Me
         check_groups(name, weight.shape[order], weight.scale.shape[order], mesh)
     codes = read(weight, CODES[weight.dtype])
     return QuantizedWeight(codes, *(read(part, dtype_of(part)) for part in weight.groups))
-
-
-def save(
-    folder: Path,
-    model: Model[Any, Any],
-    layout: Layout,
-    config: Mapping[str, Any],
-    tables: Mapping[str, np.ndarray] = MappingProxyType({}),
-) -> None:
-    """Write `config.json`, which states the fields `config`, and `model.safetensors`.
-
-    The `tables` of whole numbers lie beside the weights.
-
-    Raises:
-      InputError: the weights cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Any] = {}
-    dtype = None
-    flat = nnx.to_flat_state(model.params)
-    for path, value in chain.from_iterable(starmap(parts_of, flat)):
-        own = dotted(path)
-        name = layout.stored_name(model.config, own)
-        if not isinstance(value, QuantizedWeight):
-            dtype = value.dtype
-            # Of a NumPy array safetensors would write the bytes in the order of before `.T`.
-            value = jnp.asarray(value)
-            tensors[name] = value.T if is_matrix(own, value) else value
-            continue
-        config = {**config, "quantization_config": {"quant_method": QUANT_METHOD}}
-        parts = transposed(value) if is_matrix(own, value.codes) else value
-        codes = np.asarray(parts.codes)
-        stored = (pack(codes) if codes.dtype == jnp.int4 else codes, *parts[1:])
-        endings = ("", SCALE, MINIMUM)
-        tensors |= {
-            name + ending: jnp.asarray(part)
-            for ending, part in zip(endings, stored, strict=True)
-            if part is not None
-        }
-    tensors |= tables
-    fresh = folder / f"{SINGLE_FILE}.new"
-    try:
-        save_file(tensors, fresh, metadata={"format": "pt"})
-    except SafetensorError as error:  # a full disk, for example
-        fresh.unlink(missing_ok=True)
-        raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
-    # Killed between these, the folder holds no model, rather than parts of two.
-    (folder / "config.json").unlink(missing_ok=True)
-    fresh.replace(folder / SINGLE_FILE)
-    stated = {**config, "torch_dtype": str(dtype)}
-    write_atomically(folder / "config.json", json.dumps(stated, indent=2) + "\n")
-    # safetensors leaves a file that its owner alone may read.
-    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)
 
 
 def is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:

@@ -4,9 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from tokenizers import Tokenizer
@@ -14,28 +13,13 @@ from tokenizers import Tokenizer
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import is_gguf, resolve
-from redrafter_jax.files.parameters import Layout, MatchedModel, match_weights, save
-from redrafter_jax.files.quantized import CODES
-from redrafter_jax.files.stored import StoredWeight, check_shape, same_values
-from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_mesh, check_target
 from redrafter_jax.parallel.model import Model
 
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# Old files carry the rotary frequencies; activations are not quantized.
-_IGNORED = (r".*\.rotary_emb\.inv_freq", r".*\.input_scale")
-# Of a model that reads images too: what is no part of its text model.
-_IMAGE_WEIGHTS = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-# A layer's norms, by whether attention and feed-forward have one behind them.
-_NORMS = {
-    False: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
-    True: {
-        "attention_norm": "input_layernorm",
-        "attention_output_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_output_norm": "post_feedforward_layernorm",
-    },
-}
+if TYPE_CHECKING:
+    from redrafter_jax.files.parameters import MatchedModel
+    from redrafter_jax.files.stored import StoredWeight
 
 
 class TargetFiles(ABC):
@@ -71,10 +55,10 @@ class TargetFiles(ABC):
         """The tokens as the vocabulary writes them, if a file states them plainly; else None."""
 
     @abstractmethod
-    def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, Mapping[str, StoredWeight]]:
+    def stored_weights(self, *, keep_quantized: bool) -> "tuple[Path, Mapping[str, StoredWeight]]":
         """Where the weights lie, and each by its name in transformers; none is read."""
 
-    def match(self, *, keep_quantized: bool = False) -> MatchedModel:
+    def match(self, *, keep_quantized: bool = False) -> "MatchedModel":
         """The target once its files are known to be whole and to fit each other.
 
         Only weights that decide what it is are read.
@@ -83,21 +67,12 @@ class TargetFiles(ABC):
           InputError: as `load_target`, but for what concerns meshes and dtypes.
         """
         if keep_quantized not in self._matched:
-            config = self.config
+            # What reads weights is imported where they are read.
+            from redrafter_jax.files.target_weights import match_target
+
+            config = self.config  # first: it refuses what is no target
             folder, found = self.stored_weights(keep_quantized=keep_quantized)
-            stored = {
-                (text := _text_name(name)): weight._replace(name=text)
-                for name, weight in found.items()
-            }
-            ignored = [*_IGNORED]
-            if stored.keys() != found.keys():
-                ignored.append(_IMAGE_WEIGHTS)
-            if config.tie_word_embeddings:
-                _check_tied_head(stored, config)
-                ignored.append(_HEAD)
-            self._matched[keep_quantized] = match_weights(
-                folder, self.described_by, config, stored, LAYOUT, ignored
-            )
+            self._matched[keep_quantized] = match_target(folder, self.described_by, config, found)
         return self._matched[keep_quantized]
 
     def digest(self) -> str:
@@ -127,15 +102,9 @@ class TargetFiles(ABC):
         What is trained on kept hidden states needs no more; this target cannot read tokens. Errors
         are those of `match`: all files must be there.
         """
-        matched = self.match()
-        decoder = nnx.eval_shape(lambda: Decoder(matched.config, rngs=nnx.Rngs(0)))
-        decoder.layers = nnx.List([])
-        ends = [at for at, one in enumerate(matched.parameters) if one.path[0] != "layers"]
-        return matched._replace(
-            graphdef=nnx.split(decoder)[0],
-            parameters=tuple(matched.parameters[at] for at in ends),
-            weights=tuple(matched.weights[at] for at in ends),
-        ).load(dtype, mesh)
+        from redrafter_jax.files.target_weights import without_layers
+
+        return without_layers(self.match()).load(dtype, mesh)
 
 
 def open_target(name: str | Path) -> TargetFiles:
@@ -202,49 +171,3 @@ def load_tokenizer(source: str | Path | Model[Any, Any]) -> Any:
             )
         source = str(source.source)
     return open_target(source).transformers_tokenizer
-
-
-def save_target(target: Target, folder: str | Path) -> None:
-    """Write `config.json` and `model.safetensors` as transformers would for the target's family.
-
-    Raises:
-      InputError: no family has all of its variations.
-    """
-    from redrafter_jax.files.families import target_fields  # commands that decode save nothing
-
-    save(Path(folder), target, LAYOUT, target_fields(target.config))
-
-
-def target_name(config: TargetConfig, name: str) -> str:
-    """Ours: layers.0.self_attn.q_proj, ...q_bias; theirs: ...q_proj.weight, ...q_proj.bias."""
-    if name.endswith("_bias"):
-        return f"model.{name.removesuffix('_bias')}_proj.bias"
-    *path, last = name.split(".")
-    name = ".".join([*path, _NORMS[config.output_norms].get(last, last)])
-    return _HEAD if name == "lm_head" else f"model.{name}.weight"
-
-
-LAYOUT = Layout(Decoder, target_name, {"num_hidden_layers": "num_hidden_layers"})
-
-
-def _text_name(name: str) -> str:
-    """A weight's name as if the text model within a model for images too were alone."""
-    # As transformers 4 and 5 name them inside, and as both name them in files.
-    if name.startswith(inner := "model.language_model."):
-        return f"model.{name.removeprefix(inner)}"
-    return name.removeprefix("language_model.")
-
-
-def _check_tied_head(stored: Mapping[str, StoredWeight], config: TargetConfig) -> None:
-    """Refuse a head of its own in a tied target's files, which may carry the embedding twice."""
-    if _HEAD not in stored or _EMBEDDING not in stored:
-        return
-    head, embedding = stored[_HEAD], stored[_EMBEDDING]
-    for weight in (embedding, head):
-        if weight.dtype not in (*CODES, "U8"):
-            check_shape(weight, (config.vocab_size, config.hidden_size))
-    if not same_values(head, embedding):
-        raise InputError(
-            f"{head.path}: {_HEAD!r} is not the same as {_EMBEDDING!r}, though config.json states "
-            "tie_word_embeddings=True; state false if the head is meant, or take it out."
-        )

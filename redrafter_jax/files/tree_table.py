@@ -11,8 +11,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.config.limits import Count, Positive, check_fields, read_config
-from redrafter_jax.drafters.self_drafter import parse_self
+from redrafter_jax.config.limits import Checked, Count, Positive, read_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_text, write_atomically
 from redrafter_jax.files.locate import TREE_TABLE, locate
@@ -30,7 +29,7 @@ _HEADER = """\
 
 
 @dataclass(frozen=True)
-class TunedTree:
+class TunedTree(Checked):
     """The choice for one batch size and temperature.
 
     Attributes:
@@ -50,12 +49,9 @@ class TunedTree:
     measured_speedup: Positive
     acceptance_length: Positive | None = None
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True)
-class TreeTable:
+class TreeTable(Checked):
     """What `draft.yaml` holds.
 
     Attributes:
@@ -67,9 +63,6 @@ class TreeTable:
     device: str
     dtype: str
     trees: tuple[TunedTree, ...]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def nearest(self, batch_size: int, temperature: float) -> TunedTree:
         """Of the nearest batch size the nearest temperature.
@@ -133,6 +126,9 @@ def find_tree_table(drafter: str | Path) -> TreeTable | None:
     Raises:
       InputError: the file cannot be read, or does not hold such a table.
     """
+    # With the models that draft, for those who name a drafter.
+    from redrafter_jax.drafters.self_drafter import parse_self
+
     if parse_self(str(drafter)) is not None:
         return None
     path = locate(drafter) / TREE_TABLE

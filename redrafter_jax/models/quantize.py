@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from redrafter_jax.config import Quantization, WeightFormat
+from redrafter_jax.config import WeightFormat
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import GROUP_SIZES, group_size, quantize
 from redrafter_jax.parallel.model import Model

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.engine.messages import Event, Token
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.text_stream import UNDECODABLE, TextStream
-from redrafter_jax.text.tokenizer import special_tokens
+from redrafter_jax.text.tokenizer import UNDECODABLE, TextStream, special_tokens
 
 Finish = Literal["stop", "length"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from redrafter_jax.text.chat_template import THINKING
-from redrafter_jax.text.text_stream import overlap
+from redrafter_jax.text.tokenizer import overlap
 
 _OPENS, _CLOSES = THINKING
 # Tokens of a prompt whose text ends with the mark, if it does.

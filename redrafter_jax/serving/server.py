@@ -6,7 +6,7 @@ import socket
 
 import uvicorn
 
-from redrafter_jax.config import ServeConfig
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import token_spellings

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from redrafter_jax.config import ServeConfig
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.serving.choices import Spelling
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.worker import Worker

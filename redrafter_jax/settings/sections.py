@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from redrafter_jax.config import HeadConfig, SamplingConfig, TargetConfig
+from redrafter_jax.config import SamplingConfig, TargetConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import FieldError, field_docs
 from redrafter_jax.drafters.base import check_context_layers
 from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind

@@ -12,7 +12,6 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_text
 from redrafter_jax.files.locate import is_gguf
 from redrafter_jax.files.target_files import TargetFiles
-from redrafter_jax.text.chat_formats import FORMATS
 from redrafter_jax.text.tokenizer import encode, special_tokens
 
 OWN, NONE = "tokenizer", "none"
@@ -85,8 +84,9 @@ def find_template(
     """The template of that name.
 
     Args:
-      name: "tokenizer" for its own, a built-in of `FORMATS`, a file of Jinja, or "none" for texts
-        as they stand; None is the tokenizer's own where it brings one, else "none".
+      name: "tokenizer" for its own, the name of a built-in (see `chat_formats`), a file of Jinja,
+        or "none" for texts as they stand; None is the tokenizer's own where it brings one, else
+        "none".
       files: the target's files, whose tokenizer the template is for.
       setting: the words in front of a template's name where the user chooses it, for messages.
       arguments: arguments of the template, such as `{"enable_thinking": False}`.
@@ -116,6 +116,10 @@ def find_template(
 def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatTemplate:
     if name == NONE or (name is None and files.template is None):
         return NO_TEMPLATE
+    if name in (None, OWN) and files.template is not None:
+        return template_of(files.transformers_tokenizer)
+    from redrafter_jax.text.chat_formats import FORMATS  # for a tokenizer without a template
+
     if name in FORMATS:
         form = FORMATS[name]
         if missing := form.missing(files.tokenizer):
@@ -126,8 +130,6 @@ def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatT
         adds, end = form.begin is None, form.tokens[-1]
         return ChatTemplate(name, form.render, adds, end=end, gap=form.gap)
     if name in (None, OWN):
-        if files.template is not None:
-            return template_of(files.transformers_tokenizer)
         # Gemma's tokenizers have `</s>` too, as a tag of HTML.
         special = set(special_tokens(files.tokenizer).values())
         fitting = [name for name, form in FORMATS.items() if special.issuperset(form.tokens)]

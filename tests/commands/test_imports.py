@@ -1,19 +1,20 @@
 """What is imported, by name: nobody waits for JAX to read a help, nor for a client of the hub."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 from places import ROOT
 
+TELL = "atexit.register(lambda: print(*sys.modules))"
 HELP = "import sys; sys.argv[1:] = {}; import redrafter_jax.__main__ as program; program.main()"
 
 
-def imported(code: str) -> set[str]:
-    """Top-level packages that are loaded where the code ends."""
-    tell = "atexit.register(lambda: print(*(name.partition('.')[0] for name in sys.modules)))"
+def modules(code: str) -> set[str]:
+    """Names of all modules that are loaded where the code ends."""
     ended = subprocess.run(
-        [sys.executable, "-c", f"import atexit, sys; {tell}; {code}"],
+        [sys.executable, "-c", f"import atexit, sys; {TELL}; {code}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -21,6 +22,11 @@ def imported(code: str) -> set[str]:
         check=True,
     )
     return set(ended.stdout.splitlines()[-1].split())
+
+
+def imported(code: str) -> set[str]:
+    """Top-level packages that are loaded where the code ends."""
+    return {name.partition(".")[0] for name in modules(code)}
 
 
 @pytest.mark.parametrize(
@@ -46,3 +52,14 @@ def test_decoding_costs_what_jax_and_flax_cost() -> None:
     assert imported("from redrafter_jax import *") - base <= allowed
     commands = imported("import redrafter_jax.commands.generate") - base
     assert commands <= allowed
+
+
+@pytest.mark.long
+def test_what_continues_a_prompt_is_sixty_files() -> None:
+    loaded = modules("import redrafter_jax.commands.generate")
+    own = {name for name in loaded if name.startswith(("redrafter_jax", "pallas_kernels"))}
+    assert "redrafter_jax.engine.engine" in own
+    # A kind of drafter, a format of files or a built-in chat template is loaded when it is named.
+    others = "head|lookup|model_drafter|quantized|gguf|chat_formats|serving|verdict"
+    assert [name for name in own if re.search(others, name)] == []
+    assert len(own) <= 60

@@ -8,8 +8,7 @@ from tiny_folders import PairFolders, write_pair
 from redrafter_jax import TreeConfig
 from redrafter_jax.commands.options import adaptive_of, open_decoder
 from redrafter_jax.commands.parser import read_arguments
-from redrafter_jax.drafters.bind import as_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, as_drafter
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.models.target import Target

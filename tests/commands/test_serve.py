@@ -13,7 +13,7 @@ from tiny_models import random_target, tiny_config
 from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.commands.serve import fingerprint
-from redrafter_jax.config import Quantization
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.files.convert import convert
 
 WORDS = ["serve", "--target", "t", "--no-drafter"]

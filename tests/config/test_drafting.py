@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from redrafter_jax import InputError, SamplingConfig, TreeConfig
-from redrafter_jax.config import HeadConfig
+from redrafter_jax.config.drafter import HeadConfig
 
 TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 

@@ -8,7 +8,8 @@ import pytest
 from tiny_models import tiny_config
 
 from redrafter_jax import InputError, RecurrentConfig, SamplingConfig, TreeConfig
-from redrafter_jax.config import LinearScaling, Quantization
+from redrafter_jax.config import LinearScaling
+from redrafter_jax.config.quantization import Quantization
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 

@@ -18,9 +18,7 @@ from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, bind_drafter
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.drafters.recurrent import beam_search
 from redrafter_jax.engine.device import decode_rows

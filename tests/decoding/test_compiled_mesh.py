@@ -18,7 +18,7 @@ from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import Compilation, gpu_mesh
 from pallas_kernels.gpus import GPUS
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.base import bind_drafter
 from redrafter_jax.settings.files import load_settings
 
 CONFIG = CONFIGS / "plan_llama_3_1_70b.yaml"

@@ -16,8 +16,7 @@ from eval.abstract import abstract_drafter, abstract_state, abstract_target, byt
 from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import compile_on, gpu_mesh
-from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.base import RootOnly, bind_drafter
 from redrafter_jax.settings.files import load_settings
 
 SETTINGS = load_settings(PlanSettings, CONFIGS / "plan_llama_3_1_8b.yaml")

@@ -15,8 +15,7 @@ from tiny_models import imitating_drafter, random_target, tiny_config
 
 from eval.abstract import random_state
 from pallas_kernels.tree_attention import PAGE
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import as_drafter
+from redrafter_jax.drafters.base import Drafter, as_drafter
 from redrafter_jax.engine.chunks import idle_row, make_row, next_chunk
 from redrafter_jax.engine.device import Chunk, empty_rows, read_rows
 from redrafter_jax.engine.messages import Request

@@ -25,9 +25,7 @@ from redrafter_jax import (
     generate_autoregressive,
 )
 from redrafter_jax.decoding.step import finish
-from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import bind_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, RootOnly, bind_drafter
 from redrafter_jax.engine import engine
 from redrafter_jax.engine.device import decode_rows, row_shapes
 from redrafter_jax.engine.requests import Batch, slots_for

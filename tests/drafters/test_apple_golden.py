@@ -16,7 +16,7 @@ from places import GOLDENS
 
 from redrafter_jax import TreeConfig, load_drafter, load_target
 from redrafter_jax.decoding.step import decode_step
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.recurrent import RecurrentDrafter
 from redrafter_jax.engine.requests import Batch
 from redrafter_jax.models.target import Target

@@ -11,7 +11,7 @@ from small_batch import MIXED, PROMPTS
 from tiny_models import cast, imitating_block, random_drafter
 
 from redrafter_jax import InputError, TreeConfig, generate, generate_autoregressive, make_mesh
-from redrafter_jax.drafters.bind import as_drafter
+from redrafter_jax.drafters.base import as_drafter
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.grow import Grown, grow
 from redrafter_jax.models.target import Target

@@ -31,7 +31,7 @@ from redrafter_jax import (
     make_mesh,
     stream,
 )
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.drafters.self_drafter import SelfDrafter
 from redrafter_jax.engine.engine import Engine

@@ -9,7 +9,7 @@ from small_batch import MIXED, PROMPTS
 from tiny_models import cast, imitating_eagle, random_drafter
 
 from redrafter_jax import InputError, TreeConfig, generate, generate_autoregressive, make_mesh
-from redrafter_jax.drafters.bind import as_drafter
+from redrafter_jax.drafters.base import as_drafter
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place

@@ -21,12 +21,12 @@ from redrafter_jax import (
     load_drafter,
     save_drafter,
 )
-from redrafter_jax.config import DynamicScaling, HeadConfig, LinearScaling, Llama3Scaling
-from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.config import DynamicScaling, LinearScaling, Llama3Scaling
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.hydra_head import HydraConfig, PrefixLayer
-from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind, kind_of, recognise
+from redrafter_jax.drafters.kinds import KINDS, TRAINING, Kind, init_drafter, kind_of, recognise
 from redrafter_jax.files.drafter_files import find_drafter
 from redrafter_jax.settings.sections import DrafterShape
 

@@ -22,7 +22,7 @@ from redrafter_jax import (
     generate,
     generate_autoregressive,
 )
-from redrafter_jax.drafters.bind import bind_drafter
+from redrafter_jax.drafters.base import bind_drafter
 from redrafter_jax.drafters.medusa import paths_of
 from redrafter_jax.drafters.tree import rank_tree
 from redrafter_jax.models.target import Target

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from trees import DRAWN, ROOT, B, R, W, live_paths, numpy_tree, random_beams
 
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.merge import merge_trees
-from redrafter_jax.drafters.tree import chain_tree
+from redrafter_jax.drafters.tree import chain_tree, merge_trees
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

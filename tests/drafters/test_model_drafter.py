@@ -20,7 +20,8 @@ from redrafter_jax import (
     generate_autoregressive,
     make_mesh,
 )
-from redrafter_jax.config import Llama3Scaling, Quantization, TargetConfig
+from redrafter_jax.config import Llama3Scaling, TargetConfig
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.decoding.step import propose
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.model_drafter import ModelDrafter

@@ -12,8 +12,8 @@ from tiny_models import cast, random_drafter
 from trees import live_paths, numpy_tree
 
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.drafters.kinds import init_drafter
 from redrafter_jax.drafters.recurrent import beam_search
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.types import Beams

@@ -12,8 +12,9 @@ from oracles import sampling_arrays
 from tiny_models import ATTENTION, random_drafter, random_target, tiny_config
 
 from redrafter_jax import RecurrentConfig, TreeConfig
-from redrafter_jax.config import HeadConfig, LinearScaling, SamplingConfig
-from redrafter_jax.drafters.bind import as_drafter
+from redrafter_jax.config import LinearScaling, SamplingConfig
+from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.drafters.base import as_drafter
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.head_drafter import HeadDrafter
 from redrafter_jax.drafters.kinds import kind_of

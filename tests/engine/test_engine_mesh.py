@@ -4,7 +4,7 @@ import pytest
 from engine_runs import ROOM, ROWS, STOPS, generated, make_requests, run
 
 from redrafter_jax import TreeConfig, make_mesh
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place

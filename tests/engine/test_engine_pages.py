@@ -10,10 +10,10 @@ from engine_runs import gather, run
 from tiny_models import forgetful_target, imitating_eagle, tiny_config
 
 from redrafter_jax import InputError, SamplingConfig, TreeConfig, generate, make_mesh
-from redrafter_jax.engine.bind import bind_models
+from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
-from redrafter_jax.engine.memory import page_bytes
 from redrafter_jax.engine.messages import Event, Request
+from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place

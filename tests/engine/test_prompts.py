@@ -20,8 +20,7 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.config import DynamicScaling
-from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.drafters.bind import check_pair
+from redrafter_jax.drafters.base import RootOnly, check_pair
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.engine.requests import Batch, check_batch, row_arrays, slots_for, token_lists
 from redrafter_jax.files.tree_table import TreeTable, TunedTree

@@ -20,7 +20,7 @@ from eval.commands import evaluate
 from eval.config import CompareSettings
 from eval.measured import open_measured
 from redrafter_jax import InputError, PromptLookup, SamplingConfig, TreeConfig, generate
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.models.target import Target

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jaxtyping import Array, Int
 from pair_prompts import PROMPTS, asked_with
 from tiny_folders import encode, write_yaml
 from tiny_models import tiny_config
@@ -18,10 +19,10 @@ from eval import benchmark, parity
 from eval.benchmark import Method, baseline, make_batches, stack_sampling
 from eval.commands import evaluate
 from eval.config import CaseSettings, RowSettings
-from eval.parity import Scores, explain
+from eval.ties import Scores, explain, score
 from redrafter_jax import SamplingConfig
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.models.target import Decoder, Target
@@ -93,9 +94,13 @@ class Uneven(Decoder):
         self.nudge = nnx.Param(jnp.float32(nudge))
 
     def tree_forward(
-        self, tree: TokenTree, cache: KVCache, context_layers: tuple[int, ...] = ()
+        self,
+        tree: TokenTree,
+        cache: KVCache,
+        context_layers: tuple[int, ...] = (),
+        nodes: Int[Array, " M"] | None = None,
     ) -> Verified:
-        verified = super().tree_forward(tree, cache, context_layers)
+        verified = super().tree_forward(tree, cache, context_layers, nodes)
         many = tree.tokens.shape[1] > 1
         # On a mesh, of this device's part of the scores.
         V, size = self.config.vocab_size, verified.logits.shape[-1]
@@ -208,7 +213,7 @@ def test_the_target_is_asked_what_it_chose_every_token_from(
     places = [23, 0, 5, 1]
     read = [[*row, *text[:at]] for row, text, at in zip(prompts, texts, places, strict=True)]
     for one, text, at in zip(
-        parity.score(habitual_target, batch._replace(prompts=read, max_new_tokens=1)),
+        score(habitual_target, batch._replace(prompts=read, max_new_tokens=1)),
         texts,
         places,
         strict=True,

@@ -17,9 +17,8 @@ from eval.shapes import PlanSettings
 from pallas_kernels.aot import AotUnavailableError
 from pallas_kernels.gpus import GPUS
 from redrafter_jax import InputError
-from redrafter_jax.drafters.bind import as_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
-from redrafter_jax.files.target_files import save_target
+from redrafter_jax.drafters.base import LoadedHead, as_drafter
+from redrafter_jax.files.target_weights import save_target
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 from redrafter_jax.types import DecodeState

@@ -14,9 +14,9 @@ import pytest
 from fake_engine import FakeEngine
 from servers import LIMITS, serving
 
-from eval import serve_load
+from eval import load
 from eval.commands import evaluate
-from eval.serve_load import RequestResult, _ask, arrival_times
+from eval.load import RequestResult, _ask, arrival_times
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
 
@@ -105,7 +105,7 @@ def test_the_load_waits_for_a_server_that_warms_up(
         told.append(text)
         warm.set()
 
-    monkeypatch.setattr(serve_load, "log", log)
+    monkeypatch.setattr(load, "log", log)
     with serving(
         FakeEngine(8, 8, warm=warm), listening=lambda base: evaluate(words(tmp_path, base))
     ):
@@ -119,7 +119,7 @@ def test_the_load_waits_for_a_server_that_warms_up(
 def test_a_warm_up_without_end_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.serve_load._WARM_UP_SECONDS", 1)
+    monkeypatch.setattr("eval.load._WARM_UP_SECONDS", 1)
     warm = threading.Event()
 
     def ask(base: str) -> None:

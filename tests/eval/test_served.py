@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
+from eval import served
 from eval.served import compare_rates, verdict
 
 LOOKED_UP, DRAFTED = {"lookup": 6, "recurrent": 2}, {"lookup": 2, "recurrent": 6}
@@ -100,5 +101,28 @@ def test_the_interval_is_that_of_answers_drawn_again() -> None:
         return np.median(theirs, axis=axis) / np.median(ours, axis=axis)
 
     assert rate.speedup == pytest.approx(ratio(baseline, own, 0))
-    drawn = bootstrap((baseline, own), ratio, method="percentile", rng=np.random.default_rng(1))
-    assert rate.interval == pytest.approx(tuple(drawn.confidence_interval), abs=0.03)
+    drawn = bootstrap(
+        (baseline, own),
+        ratio,
+        confidence_level=0.99,
+        method="percentile",
+        rng=np.random.default_rng(1),
+    )
+    assert rate.interval == pytest.approx(tuple(drawn.confidence_interval), abs=0.04)
+
+
+@pytest.mark.parametrize("count", [8, 40])
+def test_of_200_loads_without_a_difference_ten_at_most_seem_to_have_one(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of four rates."""
+    monkeypatch.setattr(served, "_RESAMPLES", 999)
+    random = np.random.default_rng(53)
+    told = []
+    for _ in range(200):
+        found = runs(dict.fromkeys((1, 2, 4, 8), 1.0), DRAFTED, count=count)
+        for run in found:
+            for answer in run["answers"]:
+                answer["latency"] = random.lognormal(0.0, 0.3)
+        told.append(verdict(found).partition(":")[0])
+    assert sum(one != "No clear difference from no drafting" for one in told) <= 10

@@ -31,8 +31,7 @@ from pallas_kernels.aot import compile_on, gpu_mesh
 from pallas_kernels.timing import empty_like, take_turns
 from redrafter_jax import InputError, SamplingConfig, TreeConfig
 from redrafter_jax.decoding.step import decode_step
-from redrafter_jax.drafters.bind import as_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, as_drafter
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.engine.messages import Counters
 from redrafter_jax.engine.requests import Batch, check_batch

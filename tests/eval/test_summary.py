@@ -136,7 +136,7 @@ def test_prompts_that_were_decoded_together_are_drawn_together() -> None:
     assert pairs([1.25], batch_size=2)["methods"]["head"]["speedup_interval"] is None
 
 
-@pytest.mark.parametrize(("batches", "kind"), [(1, "too little data"), (4, "faster")])
+@pytest.mark.parametrize(("batches", "kind"), [(7, "too little data"), (8, "faster")])
 def test_one_batch_of_many_texts_tells_no_speed(batches: int, kind: str) -> None:
     found = judge_case(
         pairs([1.25] * batches, batch_size=8), {"head": Way("a", TreeConfig())}, True

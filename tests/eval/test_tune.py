@@ -2,19 +2,24 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from chat_folders import write_lines
 from tiny_folders import write_pair, write_yaml
 from tiny_models import forgetful_target
 
 from eval import tune
+from eval.benchmark import Batch, Method, Run, state_shape
 from eval.commands import evaluate
+from eval.halving import Race, find_fastest
 from eval.tuned import Candidate, choose, verdict
 from redrafter_jax import InputError, TreeConfig, load_tree, save_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.files.tree_table import (
     TreeTable,
     TunedTree,
@@ -30,7 +35,7 @@ SMALL = TreeConfig(1, 1)
 
 def candidate(low: float, middle: float, high: float, recurrent: int = 9) -> Candidate:
     accepted = {"recurrent": recurrent}
-    return Candidate(SMALL, 2.0, 1.0, 2.0, 8, (low, middle, high), accepted)
+    return Candidate(SMALL, 2.0, 1.0, 2.0, 8, 8, (low, middle, high), accepted)
 
 
 @pytest.fixture
@@ -105,6 +110,43 @@ def test_limited_minutes_are_shared_and_what_they_leave_out_is_said(
     assert f"No time was left for: {left_out}." in shown
 
 
+@pytest.mark.parametrize("minutes", [1.0, 5.0, 30.0])
+def test_a_program_that_takes_long_to_compile_ends_the_search_with_its_measurement(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: float,
+) -> None:
+    """On a clock by which it takes four minutes, and to decode a batch takes a second."""
+    clock, seen = [0.0], set[Any]()
+    compiled: list[float] = []
+
+    def decode_batch(method: Method, batch: Batch) -> Run:
+        program = method.tree, state_shape(method, batch)
+        if program not in seen:
+            seen.add(program)
+            compiled.append(clock[0])
+            clock[0] += 240
+        clock[0] += 1
+        rows = len(batch.prompts)
+        counts = np.asarray([[0, 12]] * rows)
+        return Run([[*range(24)]] * rows, [12] * rows, counts, {"head": [9] * rows}, 0.0, 1.0)
+
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(tune, "decode_batch", decode_batch)
+    grid = "trees=[{beam_width: [1, 2, 4], draft_rounds: [1, 2, 3]}]"
+    sizes = "batch_sizes=[1,2]"
+    evaluate(["tune", "--config", str(config), grid, sizes, "pairs=8", f"minutes={minutes}"])
+    shown = capsys.readouterr().out
+    # The baseline, one tree, and four turns of both.
+    assert clock[0] <= 60 * minutes + 2 * 240 + 2 + 4 * 2
+    assert not [begun for begun in compiled if begun >= 60 * minutes + 240]
+    assert "There was time for: batch size 1, greedy: " in shown
+    assert ("No time was left for: batch size 2, greedy." in shown) == (minutes < 30)
+    rows = json.loads((config.parent / "report" / "tune.json").read_text())["rows"]
+    assert all(row["turns"] >= 4 for row in rows if row["finalist"])
+
+
 @pytest.mark.parametrize("minutes", [0.001, 1e-9])
 def test_a_time_that_is_over_when_the_models_are_loaded_still_measures_a_tree(
     config: Path, capsys: pytest.CaptureFixture[str], minutes: float
@@ -149,8 +191,8 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             (1.1, 1.2, 1.3),
             {"recurrent": 9},
             Texts(8),
-            "Faster: 'head' decodes 1.20 times as fast (middle half 1.10 to 1.30) with W=1 R=1 "
-            "N=2; the table has this tree.",
+            "Faster: 'head' decodes 1.20 times as fast (middle half 1.10 to 1.30, faster in 8 of 8 "
+            "turns) with W=1 R=1 N=2; the table has this tree.",
         ),
         # Gemma 3 270M's: 27 tokens of the head, 207 looked up.
         (
@@ -159,9 +201,9 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             {"recurrent": 27, "lookup": 207},
             Texts(8),
             "Faster by prompt lookup, not by the head: 'head and lookup' decodes 2.40 times as "
-            "fast (middle half 2.00 to 2.50) with W=1 R=1 N=10 C=8, 88% of the accepted tokens "
-            "looked up; the table has this tree, but it needs no head: --no-drafter "
-            "--lookup-tokens 8.",
+            "fast (middle half 2.00 to 2.50, faster in 8 of 8 turns) with W=1 R=1 N=10 C=8, 88% of "
+            "the accepted tokens looked up; the table has this tree, but it needs no head: "
+            "--no-drafter --lookup-tokens 8.",
         ),
         (
             SMALL,
@@ -177,8 +219,8 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             (0.8, 0.9, 0.95),
             {"recurrent": 9},
             Texts(8),
-            "Slower than no drafting: 'head' decodes 0.90 times as fast (middle half 0.80 to 0.95) "
-            "with W=1 R=1 N=2; the table says to decode without the head.",
+            "Slower than no drafting: 'head' decodes 0.90 times as fast (middle half 0.80 to 0.95, "
+            "faster in 0 of 8 turns) with W=1 R=1 N=2; the table says to decode without the head.",
         ),
         (
             SMALL,
@@ -197,8 +239,50 @@ def test_the_verdict_says_whose_gain_the_chosen_tree_is(
     texts: Texts,
     sentence: str,
 ) -> None:
-    found = [Candidate(tree, 2.0, 1.0, 2.0, 8, measured, accepted)]
+    faster = 8 if measured[0] > 1 else 0
+    found = [Candidate(tree, 2.0, 1.0, 2.0, 8, faster, measured, accepted)]
     assert verdict(found, choose(found), texts) == sentence
+
+
+@pytest.mark.parametrize(
+    ("turns", "faster", "words"),
+    [
+        (8, 7, r"No clear .*, faster in 7 of 8 turns\).*; the table has this tree, so tune again"),
+        (
+            4,
+            4,
+            "Too little data to tell: 4 turns with the baseline, and 8 are the fewest; the table",
+        ),
+    ],
+)
+def test_a_tree_that_chance_may_have_chosen_is_not_called_faster(
+    turns: int, faster: int, words: str
+) -> None:
+    found = [Candidate(SMALL, 2.0, 1.0, 2.0, turns, faster, (1.1, 1.2, 1.3), {"recurrent": 9})]
+    assert re.match(words, verdict(found, choose(found), Texts(8)))
+
+
+def test_of_200_searches_among_equal_trees_ten_at_most_find_a_difference() -> None:
+    """Trees are not only many, the best of their first turns go on."""
+    random = np.random.default_rng(53)
+    trees = [TreeConfig(1, rounds) for rounds in range(1, 25)]
+
+    def measure(trees: Sequence[TreeConfig], _: int) -> list[float]:
+        baseline, *own = random.lognormal(0.0, 0.1, 1 + len(trees))
+        return [baseline / one for one in own]
+
+    told = []
+    for _ in range(200):
+        race = Race(lambda *_: None, measure, 8, 3)
+        found = []
+        for one in find_fastest(trees, trees[::3], race)[:3]:
+            ratios = np.asarray([*one.speedups.values()])
+            low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+            won = int((ratios > 1).sum())
+            counts = 8, won, (low, middle, high), {"recurrent": 9}
+            found.append(Candidate(one.tree, 2.0, 1.0, 2.0, *counts))
+        told.append(verdict(found, choose(found), Texts(8)))
+    assert sum(not one.startswith("No clear difference") for one in told) <= 10
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tiny_models import assert_same
 
 from redrafter_jax import InputError, TreeConfig, load_drafter, load_target, save_drafter
 from redrafter_jax.config import Llama3Scaling
-from redrafter_jax.drafters.bind import check_pair
+from redrafter_jax.drafters.base import check_pair
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.files.convert import convert
 from redrafter_jax.files.drafter_files import find_drafter

@@ -24,7 +24,7 @@ from redrafter_jax import (
     save_target,
 )
 from redrafter_jax.config import Llama3Scaling
-from redrafter_jax.drafters.bind import check_pair
+from redrafter_jax.drafters.base import check_pair
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.files.convert import convert
 from redrafter_jax.files.drafter_files import find_drafter, find_kind_of_files

@@ -14,7 +14,8 @@ from tiny_models import cast, random_target, stored_shapes
 
 from eval.abstract import bytes_of
 from redrafter_jax import load_target, save_target
-from redrafter_jax.config import Quantization, TargetConfig
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.files.convert import convert
 
 pytestmark = pytest.mark.long

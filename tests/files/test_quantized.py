@@ -25,7 +25,7 @@ from redrafter_jax import (
     save_drafter,
     save_target,
 )
-from redrafter_jax.config import Quantization
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.files.convert import convert
 from redrafter_jax.files.gguf_blocks import BLOCK_KINDS

@@ -4,8 +4,7 @@ from typing import Any
 
 from tiny_folders import encode
 
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.generation import Generation, generate
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.prompts import EncodedPrompts, Prompt

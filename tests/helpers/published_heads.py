@@ -11,8 +11,7 @@ from oracles import sampling_arrays
 
 from redrafter_jax import TreeConfig, load_drafter
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.bind import as_drafter
+from redrafter_jax.drafters.base import Drafter, as_drafter
 from redrafter_jax.drafters.grow import Advance, Grown
 from redrafter_jax.models.cache import init_cache, rows_of, split_layers
 from redrafter_jax.models.target import Decoder, Target

@@ -20,7 +20,7 @@ from places import ROOT
 from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer
 
-from redrafter_jax.config import ServeConfig
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.serving.server import LOOPBACK, Server, listen
 from redrafter_jax.serving.service import ServedModel
 from redrafter_jax.text.chat_template import ChatTemplate, PromptFormat

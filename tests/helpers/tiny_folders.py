@@ -15,9 +15,9 @@ from safetensors.flax import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.files.drafter_files import save_drafter
-from redrafter_jax.files.target_files import save_target
+from redrafter_jax.files.target_weights import save_target
 from redrafter_jax.models.target import Target, init_target
 from tools.tokenizer import save_tokenizer, train_tokenizer
 

@@ -9,16 +9,17 @@ import numpy as np
 from flax import nnx
 
 from eval.abstract import abstract_drafter, abstract_target
-from redrafter_jax.config import HeadConfig, TargetConfig
-from redrafter_jax.drafters.bind import init_drafter
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.block_head import BlockConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.hydra_head import HydraConfig, PrefixLayer
+from redrafter_jax.drafters.kinds import init_drafter
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.files.parameters import dotted, stored_parameters
-from redrafter_jax.files.target_files import LAYOUT
+from redrafter_jax.files.target_weights import LAYOUT
 from redrafter_jax.models.joined import join, joint_of, parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model

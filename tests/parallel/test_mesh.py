@@ -36,7 +36,7 @@ from redrafter_jax import (
     save_target,
     stream,
 )
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.ranking import _highest_of_shards, _logsumexp
 from redrafter_jax.engine.requests import Batch
 from redrafter_jax.generation import engine_of

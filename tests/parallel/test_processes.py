@@ -21,7 +21,7 @@ from servers import wait_until
 from tiny_folders import write_pair, write_untrained_target, write_yaml
 from train_runs import command, rows, settings, trial, weights
 
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import make_mesh

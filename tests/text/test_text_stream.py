@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from redrafter_jax import InputError
-from redrafter_jax.text.text_stream import TextStream
+from redrafter_jax.text.tokenizer import TextStream
 
 
 def byte_level() -> Tokenizer:

@@ -15,7 +15,8 @@ from train_runs import Start, assert_same_weights, rows, settings, trial
 from redrafter_jax import TreeConfig, generate, generate_autoregressive, load_drafter, load_target
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.files.drafter_files import save_drafter
-from redrafter_jax.files.target_files import TargetFiles, save_target
+from redrafter_jax.files.target_files import TargetFiles
+from redrafter_jax.files.target_weights import save_target
 from redrafter_jax.models.target import init_target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

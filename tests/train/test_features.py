@@ -17,7 +17,8 @@ from tiny_folders import change_json, write_untrained_target
 from train_runs import Start, assert_same_weights, rows, run_train, settings, trial
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.files.target_files import TargetFiles, load_target, open_target, save_target
+from redrafter_jax.files.target_files import TargetFiles, load_target, open_target
+from redrafter_jax.files.target_weights import save_target
 from redrafter_jax.models.target import init_target
 from train.config import TrainSettings
 from train.loss import TopTokens, dense_log_probs

@@ -12,7 +12,7 @@ from tiny_models import assert_same, random_target
 
 from redrafter_jax import save_drafter
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import init_target

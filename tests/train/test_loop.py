@@ -30,11 +30,12 @@ from train_runs import (
 )
 
 from redrafter_jax.config import TargetConfig, TreeConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import load_drafter, save_drafter
-from redrafter_jax.files.target_files import load_target, open_target, save_target
+from redrafter_jax.files.target_files import load_target, open_target
+from redrafter_jax.files.target_weights import save_target
 from redrafter_jax.generation import generate
 from redrafter_jax.lock import hold
 from redrafter_jax.models.target import Target, init_target

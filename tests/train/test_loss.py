@@ -13,9 +13,10 @@ from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 from tiny_models import ATTENTION, random_drafter
 
-from redrafter_jax.config import HeadConfig, TargetConfig
-from redrafter_jax.drafters.bind import init_drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.drafters.kinds import init_drafter
 from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.models.target import Target, init_target

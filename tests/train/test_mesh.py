@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tiny_models import ATTENTION, random_drafter, random_target, tiny_config
 
+from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.eagle_head import EagleConfig
-from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import FULLY_SHARDED, RULES, make_mesh, place

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from train_runs import settings
 
-from redrafter_jax.config import Quantization, TargetConfig
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import init_target

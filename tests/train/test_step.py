@@ -14,7 +14,8 @@ import pytest
 from flax import nnx
 from tiny_models import ATTENTION, random_drafter, random_target
 
-from redrafter_jax.config import HeadConfig, TargetConfig
+from redrafter_jax.config import TargetConfig
+from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from train.config import LossSettings, OptimizerSettings

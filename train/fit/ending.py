@@ -140,7 +140,8 @@ def _ways(case: dict[str, Any]) -> list[MeasuredWay]:
         ends = measures["speedup_quartiles"]
         speedup = None if ends is None else (ends[0], measures["speedup"], ends[1])
         tree = read_config(TreeConfig, way["tree"], Path("compare.json"))
-        ways.append(MeasuredWay(name, tree, True, speedup, measures["accepted_by"]))
+        counts = measures["accepted_by"], measures["timed_turns"], measures["timed_turns_faster"]
+        ways.append(MeasuredWay(name, tree, True, speedup, *counts))
     return ways
 
 

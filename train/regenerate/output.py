@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,6 +98,40 @@ def check_is_no_source(path: Path, data: DataSettings) -> None:
 def format_rows(rows: Iterable[dict[str, Any]]) -> str:
     """The rows as lines."""
     return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+
+
+def append_rows(
+    texts: Iterable[JsonRows],
+    have: int,
+    goal: int,
+    settings: RegenerateSettings,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write rows as they come, until there are enough.
+
+    Args:
+      texts: the rows of each text or conversation.
+      have: amount that the output holds, see `amount_of`.
+      goal: amount at which writing ends.
+      settings: of the run.
+      advance: told of the amount that each text adds.
+    """
+    # All processes decode together; the first one writes.
+    path = settings.output if is_first() else Path(os.devnull)
+    with path.open("a", encoding="utf-8") as file:
+        for rows in texts:
+            file.write(format_rows(rows))
+            file.flush()
+            amount = amount_of(rows, settings)
+            advance(amount)
+            have += amount
+            if have >= goal:
+                break
+
+
+def amount_of(rows: JsonRows, settings: RegenerateSettings) -> int:
+    """Amount that the rows of a text or a conversation add to the goal."""
+    return 1 if settings.tokens is None else count_tokens(rows)
 
 
 def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:

@@ -8,11 +8,9 @@ and temperatures.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,10 +59,10 @@ from .conversations import (
 )
 from .output import (
     Item,
+    amount_of,
+    append_rows,
     check_is_no_source,
-    count_tokens,
     find_done,
-    format_rows,
     read_rows,
     summarize,
 )
@@ -208,7 +206,7 @@ def _write(
         rows = run_sessions(_make_engine(settings, target, stop_tokens), map(write, left))
         unit = "conversations" if settings.prompt_tokens is None else "texts"
         with progress(len(items), f"{unit} written", len(done)) as advance:
-            _append(rows, len(done), len(items), settings, advance)
+            append_rows(rows, len(done), len(items), settings, advance)
 
 
 def _write_prompts_too(
@@ -251,7 +249,7 @@ def _write_prompts_too(
     done = find_done(settings.output, items, _WEIGHTS + _DATE)
     asked.update(question for rows in done.values() for question in questions_in(rows))
     goal = settings.tokens or settings.count or 0
-    have = sum(_measure(held, settings) for held in done.values())
+    have = sum(amount_of(held, settings) for held in done.values())
     if have < goal:
         engine = _make_engine(settings, target, writer.stop_tokens)
         following = max(done, default=first - 1) + 1
@@ -272,7 +270,7 @@ def _write_prompts_too(
             late = Conversation([], "no time was left")
             conversations = run_sessions(engine, sessions, late, lambda: is_late(total), told)
             items = (item(seed) for seed in count(following))
-            _append(new_rows(writer, items, conversations, asked), have, goal, settings)
+            append_rows(new_rows(writer, items, conversations, asked), have, goal, settings)
     print_line(console, summarize(settings))
 
 
@@ -286,32 +284,6 @@ def _make_engine(
         tree = settings.tree
     length = settings.data.sequence_length
     return make_engine(target, drafter, tree, settings.batch_size, length, stop_tokens)
-
-
-def _append(
-    texts: Iterable[JsonRows],
-    have: int,
-    goal: int,
-    settings: RegenerateSettings,
-    advance: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Write the rows as they come, until there are enough."""
-    # All processes decode together; the first one writes.
-    path = settings.output if is_first() else Path(os.devnull)
-    with path.open("a", encoding="utf-8") as file:
-        for rows in texts:
-            file.write(format_rows(rows))
-            file.flush()
-            amount = _measure(rows, settings)
-            advance(amount)
-            have += amount
-            if have >= goal:
-                break
-
-
-def _measure(rows: JsonRows, settings: RegenerateSettings) -> int:
-    """Amount that the rows of a text or a conversation add to the goal."""
-    return 1 if settings.tokens is None else count_tokens(rows)
 
 
 def _print_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:

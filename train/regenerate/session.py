@@ -4,8 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.generation import not_numbers

@@ -11,7 +11,7 @@ from tiny_models import random_drafter, random_target, tiny_config
 
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.files.drafter_files import save_drafter
-from redrafter_jax.files.target_files import save_target
+from redrafter_jax.files.target_weights import save_target
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 
