@@ -171,6 +171,8 @@ _CANDIDATES = [
     TreeGrid(num_nodes=[9, 17, None]),
     TreeGrid(beam_width=[1], draft_rounds=[1, 2, 4], lookup_tokens=[4, 8]),
     TreeGrid(beam_width=[4], lookup_tokens=[8], num_nodes=[13, 17, None]),
+    TreeGrid(beam_width=[1], draft_rounds=[1, 2], num_nodes=[4], rerank=[True], mean_nodes=[2]),
+    TreeGrid(beam_width=[4], num_nodes=[17], mean_nodes=[4, 8]),
 ]
 
 

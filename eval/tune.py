@@ -79,7 +79,7 @@ def tune(settings: TuneSettings) -> None:
     drafter = load_drafter(settings.drafter, settings.dtype, target=target)
     cells = list(product(batch_sizes, settings.samplings))
     rows, entries, verdicts, left_out, cut_short = [], [], [], [], []
-    entrants = pick_diverse(trees, settings.entrants)
+    leaders: list[TreeConfig] = []
     for index, (batch_size, sampling) in enumerate(cells):
         name = f"batch size {batch_size}, {describe_sampling(sampling)}"
         seconds = None
@@ -93,10 +93,13 @@ def tune(settings: TuneSettings) -> None:
         batches = make_batches(asked, batch_size, sampling, settings)
         whole = [batch for batch in batches if len(batch.prompts) == batch_size]
         pair = _Pair(target, drafter, whole, settings, name)
-        candidates = pair.find(trees, entrants, seconds)
-        # What did well here is tried first in the next setting.
+        # One row shares its nodes with nobody.
+        own = [tree for tree in trees if batch_size > 1 or not tree.shared_nodes(1)] or trees
+        # What did well in the setting before is tried first.
+        first = [tree for tree in leaders if tree in own]
+        entrants = list(dict.fromkeys([*first, *pick_diverse(own, settings.entrants)]))
+        candidates = pair.find(own, entrants[: settings.entrants], seconds)
         leaders = [one.tree for one in candidates[: -(-settings.entrants // 2)]]
-        entrants = list(dict.fromkeys([*leaders, *entrants]))[: settings.entrants]
         # Where the time was over others have fewer turns, too few to be chosen.
         finalists = [
             one for one in candidates[: settings.finalists] if one.turns == candidates[0].turns
