@@ -57,7 +57,7 @@ class ComparedBatch(NamedTuple):
 
 
 def check_parity(settings: ParitySettings) -> None:
-    """Decode every case both ways in every dtype, explain where texts differ, report.
+    """Decode every case both ways in every dtype, and report where and why texts differ.
 
     Exits with code 1 if a divergence is no numerical tie.
 

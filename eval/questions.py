@@ -65,7 +65,7 @@ class Questions(NamedTuple):
         sampling: SamplingConfig,
         recall: Callable[[Answer, EncodedPrompts], Texts] | None = None,
     ) -> EncodedPrompts:
-        """All turns, the later ones after the baseline's own answers, and the stop tokens.
+        """All turns as tokens, later ones after the baseline's own answers, and the stop tokens.
 
         `recall` may return stored answers instead of decoding them.
 

@@ -248,5 +248,5 @@ def as_latex(report: Mapping[str, Any]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """The text with LaTeX's own characters written out."""
+    """The text with the characters escaped that LaTeX reads as commands."""
     return "".join(_ESCAPES.get(character, character) for character in text)

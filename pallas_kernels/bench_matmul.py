@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Codes of half a byte, and a scale and a minimum of two bytes for each group."""
+        """Half a byte for each code, and four for the scale and the minimum of each group."""
         numbers = 2 * self.width * self.inner
         return numbers // 2 + 4 * numbers // self.group
 

@@ -69,7 +69,7 @@ def current_device() -> Any:
 
 
 def fewest_rows() -> int:
-    """Rows that a matrix product has at the least, on the device that computes, in its own time.
+    """The number of rows below which a matrix product takes no less time, on this device.
 
     A GPU multiplies a tile of them at once. Of fewer XLA may make a matrix-vector product, which it
     writes out elementwise, as large as the matrix.

@@ -18,7 +18,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Train a drafter as the settings say and tell where it is, or do what the command says."""
+    """Train a drafter as the settings say and print where it lies, or run the named command."""
     run(_main)
 
 

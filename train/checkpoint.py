@@ -99,7 +99,7 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
     if not resume:
         raise InputError(
             f"{checkpoints.directory} already holds checkpoint {step}; use another output_dir, "
-            "remove that one, or resume=auto."
+            "delete this one, or give resume=auto."
         )
 
     def read(**parts: Any) -> Any:
@@ -113,14 +113,14 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise InputError(
                 f"Checkpoint {step} in {checkpoints.directory} cannot be read ({reason}); mend "
-                f"that, or remove {step} {rest}."
+                f"it, or delete {step} {rest}."
             ) from None
 
     stated = read(record=ocp.args.JsonRestore())["record"]
     if stated["shapes"] != _shapes(like):
         raise InputError(
             f"Checkpoint {step} in {checkpoints.directory} does not fit these settings: its arrays "
-            "have other names or shapes; use another output_dir or remove that one."
+            "have other names or shapes; use another output_dir, or delete this one."
         )
     expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     arrays = read(arrays=ocp.args.StandardRestore(expected))["arrays"]

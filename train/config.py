@@ -47,7 +47,7 @@ class OptimizerSettings(Settings):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of the data that a step reads."""
+        """How many rows of the data a step reads."""
         return self.batch_size * self.accumulation_steps
 
 

@@ -158,7 +158,7 @@ def write_index(folder: Path, index: FeatureIndex) -> None:
     if changed := [name for name in stated if stated[name] != found[name]]:
         raise InputError(
             f"{folder} holds features with other settings for {', '.join(changed)}; use another "
-            "folder or remove that one."
+            "folder, or delete this one."
         )
 
 

@@ -194,7 +194,7 @@ def check_same_run(
         only = f"; steps may only grow, once all {saved['steps']} are taken" * ("steps" in changed)
         raise InputError(
             f"{settings.output_dir} holds a run with {', '.join(map(tell, changed))}"
-            f"{only}; use another output_dir or remove that one."
+            f"{only}; use another output_dir, or delete this one."
         )
 
 
@@ -215,8 +215,8 @@ def check_same_inputs(
             "{date_string: ...}, from the first start on"
         )
         raise InputError(
-            f"{folder} holds a run with other contents of {', '.join(changed)}; bring those back, "
-            f"use another output_dir or remove that one{dated * bool(chats & {*changed})}."
+            f"{folder} holds a run with other contents of {', '.join(changed)}; restore those, "
+            f"use another output_dir, or delete this one{dated * bool(chats & {*changed})}."
         )
 
 

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
     @property
     def padded_rows(self) -> int:
-        """Copies come in eights."""
+        """How many rows all programs compute, padding included."""
         return self.tiles * self.rows
 
 

@@ -18,5 +18,5 @@ def why_unsupported(logits: Any, *_: Any) -> str | None:
 
 
 def vector_size(V: int) -> int:
-    """Numbers that a thread reads at once: rows of V must begin at whole multiples of them."""
+    """How many numbers a thread reads at once; rows of V must begin at multiples of that."""
     return 4 if V % 4 == 0 else 1

@@ -41,9 +41,9 @@ def _quantization(arguments: argparse.Namespace) -> Quantization | None:
     if form in (None, "keep"):
         if given:
             option = f"--quantize-{next(iter(given))}"
-            raise InputError(f"{option} is for --quantize int8, int4 or fp8; give that too.")
+            raise InputError(f"{option} is for --quantize int8, int4 or fp8; give --quantize too.")
         if arguments.text is not None and form is None:
-            raise InputError("--text is for --quantize; give that too, or leave it out.")
+            raise InputError("--text is for --quantize; give both, or leave --text out.")
         return None
     changes: dict[str, Any] = {
         part: None if value == "none" else value for part, value in given.items()

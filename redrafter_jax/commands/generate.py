@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     for name in ("output", "batch_size"):
         if getattr(arguments, name) is not None:
-            raise InputError(f"{option_of(name)} is for --prompts; give that, or leave it out.")
+            option = option_of(name)
+            raise InputError(f"{option} is for --prompts; give both, or leave {option} out.")
     text = _read_prompt(arguments.prompt)
     decoder = open_decoder(arguments, open_target(arguments.target), [text])
     prompt = decoder.format.encode_text(text)

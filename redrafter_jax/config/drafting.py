@@ -123,7 +123,7 @@ class TreeConfig(Checked):
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the whole beam trace, or of the paths given; of the root and prompt lookup."""
+        """How many nodes the beam trace or the given paths have, with root and prompt lookup."""
         drafted = self.beam_width * self.draft_rounds
         if isinstance(self.static_tree, tuple):
             drafted = len(self.static_tree)

@@ -71,7 +71,7 @@ class Checked:
 
 
 def is_not(value: object, needed: str) -> str:
-    """The words about a value that must be another: "is 0; it must be greater than 0"."""
+    """What a sentence says of a wrong value, such as "is 0; it must be greater than 0"."""
     return f"is {value!r:.200}; it must be {needed}"
 
 

@@ -163,7 +163,7 @@ class MedusaDrafter(HeadDrafter):
 
 
 def paths_of(tree: TreeConfig) -> list[Path]:
-    """The paths among which a step chooses its N - 1 nodes, each after those it extends."""
+    """The paths of ranks among which a step chooses its N - 1 nodes; beginnings come first."""
     if isinstance(tree.static_tree, tuple):
         return sorted(tree.static_tree, key=_order)
     paths = sorted(_possible_paths(tree), key=_order)

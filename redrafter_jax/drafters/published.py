@@ -44,13 +44,13 @@ class Reader:
         raise FieldError(self.config, field, problem)
 
     def expect(self, stated: Mapping[str, Any], name: str, supported: Any) -> None:
-        """Refuse another value than the one that is supported, where a value is stated."""
+        """Refuse a field that states another value than the supported one."""
         value = stated.get(name)
         if value is not None and value != supported:
             self.refuse(name, f"is {value!r:.80}; only {supported!r} is supported.")
 
     def refuse_unknown(self, stated: Mapping[str, Any], known: set[str]) -> None:
-        """Refuse fields that are neither known nor empty or false."""
+        """Refuse fields that are not known, unless they are empty or false."""
         for name, value in stated.items():
             if name not in known and value not in (None, False, 0, "", [], {}):
                 self.refuse(

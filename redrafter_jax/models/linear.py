@@ -76,9 +76,13 @@ def by_rows(
 def read_rows(
     table: Weight, rows: Int[Array, "..."], size: int, dtype: DTypeLike
 ) -> Float[Array, "... D"]:
-    """Rows of a table of the given size, of which this device may hold a part.
+    """Rows of a table by their numbers in it; this device may hold a part of the table.
 
-    They are numbered in the whole table. `dtype` is that of rows that are dequantized.
+    Args:
+      table: the part, or the whole table.
+      rows: numbers of rows in the whole table.
+      size: number of rows of the whole table.
+      dtype: of rows of a quantized table.
     """
 
     def read(own: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -93,7 +97,7 @@ def read_rows(
 
 
 def table_length(table: Weight) -> int:
-    """Rows of a table that this device holds."""
+    """How many rows of a table this device holds."""
     return len(table.codes if isinstance(table, QuantizedWeight) else table)
 
 

@@ -36,7 +36,7 @@ def own_shard(x: Shaped[Array, "... whole"], size: int) -> Shaped[Array, "... pa
 
 
 def shard_size(whole: int) -> int:
-    """What this device holds of an axis: a part of it, or all where the mesh does not divide it."""
+    """Size of what this device holds of an axis: a part, or all if the mesh does not divide it."""
     parts = jax.sharding.get_abstract_mesh().shape[MODEL] if in_shard() else 1
     return whole if whole % parts else whole // parts
 

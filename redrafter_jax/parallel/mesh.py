@@ -234,7 +234,7 @@ def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
 
 
 def data_shards(mesh: Mesh | None) -> int:
-    """Parts of a batch."""
+    """The number of parts into which the mesh splits a batch."""
     return 1 if mesh is None else mesh.shape[DATA]
 
 

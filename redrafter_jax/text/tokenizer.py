@@ -194,7 +194,7 @@ def _certain(text: str) -> str:
 
 
 def shared_length[Item](one: Sequence[Item], other: Sequence[Item]) -> int:
-    """How many characters or tokens both begin with."""
+    """The length of the longest beginning that two texts, or two rows of tokens, share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
 

@@ -178,7 +178,10 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--stop", ""], "argument --stop: the text is empty; leave it out"),
         (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
         (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),
-        (["--output", "texts.jsonl"], "--output is for --prompts; give that, or leave it out."),
+        (
+            ["--output", "texts.jsonl"],
+            "--output is for --prompts; give both, or leave --output",
+        ),
         (["--prompts", "texts.jsonl"], "--prompts: not allowed with argument --prompt"),
         (["--prompt", ""], "The prompt is empty"),
         (["--prompt", os.fsdecode(b"ab\xff")], r"holds '\udcff' at character 2, a lone surrogate"),

@@ -249,9 +249,9 @@ def test_the_command_tells_what_changes(tmp_path: Path, run_redrafter: Any) -> N
     [
         (
             ["--quantize-head", "int8"],
-            "--quantize-head is for --quantize int8, int4 or fp8; give that",
+            "--quantize-head is for --quantize int8, int4 or fp8; give --quantize too",
         ),
-        (["--text", "none.txt"], "--text is for --quantize; give that too, or leave it out"),
+        (["--text", "none.txt"], "--text is for --quantize; give both, or leave --text out"),
         (["--quantize", "int8", "--text", "none.txt"], "Cannot read none.txt: No such file"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_template_of_another_day_is_told_the_way_out() -> None:
     with pytest.raises(InputError, match=r"contents of chats; .*=\{date_string: \.\.\.\}") as told:
         check_same_inputs(saved, now | {"texts": "c"}, {"chats"}, Path("runs"))
     assert str(told.value).endswith("from the first start on.")
-    with pytest.raises(InputError, match=r"contents of texts; .* or remove that one\.$"):
+    with pytest.raises(InputError, match=r"contents of texts; .* or delete this one\.$"):
         check_same_inputs(saved, saved | {"texts": "C"}, {"chats"}, Path("runs"))
 
 

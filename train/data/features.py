@@ -116,7 +116,7 @@ def open_features(
         if not fits:
             raise InputError(
                 f"{folder} holds features of another {name} ({kept}, not {needed}); use another "
-                "folder, or bring that back."
+                f"folder, or the {name} that they were made with."
             )
     for name, digest in sources.items():
         if digest not in index.sources:

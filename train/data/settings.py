@@ -127,5 +127,5 @@ class DataSettings(Settings):
         return self
 
     def name(self, index: int) -> str:
-        """How messages call source `index`."""
+        """What messages call the source of this number, which is its place in `sources`."""
         return f"data.sources.{index} ({self.sources[index].title})"

@@ -87,7 +87,7 @@ class FitPlan(Settings):
 
     @property
     def left(self) -> float:
-        """Seconds of the given minutes that are left; negative when they are over."""
+        """How many seconds of the given minutes are left; negative when they are over."""
         return 60 * self.asked.minutes - self.spent
 
     @property
@@ -139,7 +139,7 @@ def is_enough(plan: FitPlan, used: float, tokens: int) -> bool:
 
 
 def _ending(rates: Rates, seconds: float) -> float:
-    """Seconds of so many that are kept for tuner and report."""
+    """How many of the seconds are kept for the tuner and the report."""
     least = _tuning_seconds(rates, _FEWEST_NEW_TOKENS) + measuring_seconds(
         rates, _FEWEST_PROMPTS, _FEWEST_NEW_TOKENS
     )
@@ -263,8 +263,8 @@ def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
     changed = [f"{name} {old} (now {new})" for name, old, new in pairs if old != new]
     if changed:
         raise InputError(
-            f"{folder} holds a fit with {', '.join(changed)}; use another folder or remove that "
-            "one."
+            f"{folder} holds a fit with {', '.join(changed)}; use another folder, or delete "
+            "this one."
         )
     return plan
 

@@ -47,7 +47,7 @@ class Rates(NamedTuple):
 def measure_rates(
     load: Callable[[], Target], settings: TrainSettings, rows: int, top_k: int
 ) -> Rates:
-    """Time each part at the shapes of the coming run, on random tokens; `rows` decode together."""
+    """Time each part of the coming run at its shapes, on random tokens, `rows` texts at once."""
     begun = time.perf_counter()
     target = load()
     starting = time.perf_counter() - begun

@@ -129,7 +129,7 @@ class _Fit:
         self._step_tokens = batch_size() * self._length
 
     def used(self) -> float:
-        """Seconds that all runs of the fit have taken, which the plan keeps now and then."""
+        """How many seconds all runs of the fit have taken, which the plan keeps now and then."""
         used = self._before + time.perf_counter() - self._began
         if used - self._kept >= _KEEPING:
             self._keep(spent=used)

@@ -45,7 +45,7 @@ def on_cpu() -> bool:
 
 
 def rows_written() -> int:
-    """Rows that the target writes together."""
+    """How many rows the target writes together."""
     return _CPU_ROWS if on_cpu() else _GPU_ROWS
 
 
@@ -55,7 +55,7 @@ def trees() -> list[dict[str, Any]]:
 
 
 def batch_size() -> int:
-    """Rows of an optimizer step."""
+    """How many rows an optimizer step has."""
     return _CPU_BATCH if on_cpu() else _GPU_BATCH
 
 

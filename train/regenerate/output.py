@@ -62,7 +62,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
         if not count or seed in done or not whole:
             raise InputError(
                 f"{path}, line {position + 1} is no row of this run with its prompts, seeds, "
-                f"temperatures and limits; use another output{way_out} or remove that one."
+                f"temperatures and limits; use another output{way_out} or delete this one."
             )
         if len(group) < count:
             break
@@ -75,7 +75,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
         shown = tail[:40].decode(errors="replace")
         raise InputError(
             f"{path} ends with {shown!r}, which is no beginning of a row of this run; use another "
-            "output or remove that one."
+            "output, or delete this one."
         )
     if is_first() and (tail or position < len(rows)):
         os.truncate(path, sum(len(line) + 1 for line in lines[:position]))
