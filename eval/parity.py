@@ -39,12 +39,12 @@ from .benchmark import (
     decode_batch,
     drafting,
     make_batches,
-    stack_sampling,
 )
 from .config import ParitySettings
 from .metrics import answer_lines, count_accepted, describe_answers, first_divergence
 from .questions import Questions, find_target, read_questions
 from .report import make_table, number, show, write_report
+from .row_sampling import stack_sampling
 
 DEFINITIONS = metrics.DEFINITIONS | {
     "position": "index of the first new token that differs, from 0",
