@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
+from pallas_kernels.dispatch import on_gpu as on_gpu
 from pallas_kernels.lowest_kept import lowest_kept
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Sampling

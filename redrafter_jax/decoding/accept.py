@@ -1,12 +1,14 @@
 """The one acceptance rule: keep the nodes whose token the target chose itself."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.parallel.collectives import all_reduce, own_shard, shard_start
-from redrafter_jax.sampling import filter_logits
+from redrafter_jax.sampling import filter_logits, on_gpu
 from redrafter_jax.types import NO_CHOICE, Accepted, Sampling, TokenTree
 
 
@@ -83,12 +85,32 @@ def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[A
 def _argmax(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
     """The lowest index of the maximum over all V; `NO_CHOICE` where that is not finite.
 
-    This is `argmax` as two reductions, which the CPU can vectorise.
+    CPUs have it as two reductions, which they can vectorise, GPUs as one of pairs.
     """
     part = scores.shape[-1]
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    # NaN becomes infinite first: of NaN and a number the devices of a mesh may take either.
-    top = all_reduce(jnp.where(top < jnp.inf, top, jnp.inf), jax.lax.pmax)
     index = shard_start(part, V) + jnp.arange(part, dtype=jnp.int32)
+    # NaN becomes infinite first: of NaN and a number the devices of a mesh may take either.
+    if on_gpu():
+        top, first = _first_highest(jnp.where(scores < jnp.inf, scores, jnp.inf), index)
+        own, top = top, all_reduce(top, jax.lax.pmax)
+        best = all_reduce(jnp.where(own == top, first, V - 1), jax.lax.pmin)
+        return jnp.where(jnp.isfinite(top), best, NO_CHOICE)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    top = all_reduce(jnp.where(top < jnp.inf, top, jnp.inf), jax.lax.pmax)
     best = all_reduce(jnp.min(jnp.where(scores == top, index, V - 1), axis=-1), jax.lax.pmin)
     return jnp.where(jnp.isfinite(top[..., 0]), best, NO_CHOICE)
+
+
+def _first_highest(
+    scores: Float[Array, "B N part"], index: Int[Array, " part"]
+) -> tuple[Float[Array, "B N"], Int[Array, "B N"]]:
+    """The highest of each row and the lowest index where it stands; no score is NaN."""
+
+    def higher(one: Any, other: Any) -> Any:
+        (score, at), (other_score, other_at) = one, other
+        ahead = (score > other_score) | ((score == other_score) & (at < other_at))
+        return jnp.where(ahead, score, other_score), jnp.where(ahead, at, other_at)
+
+    pairs = scores, jnp.broadcast_to(index, scores.shape)
+    least = jnp.float32(-jnp.inf), jnp.int32(jnp.iinfo(jnp.int32).max)
+    return jax.lax.reduce(pairs, least, higher, (2,))

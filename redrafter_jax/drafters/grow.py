@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.ranking import highest, rank_tokens
+from redrafter_jax.sampling import on_gpu
 from redrafter_jax.types import Beams, Sampling
 
 
@@ -70,7 +71,7 @@ def grow(
 
     Args:
       advance: from the newest token of each beam to scores; called for the first round, and once
-        more for all others, which are one scan unless they are unrolled.
+        more for all others, which are one scan unless they are unrolled, as they are for GPUs.
       grown: what it carries before the first round, where the root is the only beam.
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
@@ -112,7 +113,8 @@ def grow(
     R = tree.draft_rounds
     rounds = jnp.moveaxis(noise[:, :R], 1, 0)
     rounds = rounds if drafted is None else rounds[..., drafted]
-    if unrolled:
+    # A loop on a GPU starts kernels of its own: to count its turns, and to write what each leaves.
+    if unrolled or on_gpu():
         frontier, made = start, []
         for round in range(R):
             frontier, one = draft_round(frontier, (round, rounds[round]))

@@ -1,12 +1,14 @@
 """Which tokens a drafter expects after a position, whatever the kind of its head."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.parallel.collectives import all_gather, own_shard, shard_start
-from redrafter_jax.sampling import filter_logits
+from redrafter_jax.sampling import filter_logits, on_gpu
 from redrafter_jax.types import Sampling
 
 
@@ -35,11 +37,13 @@ def rank_tokens(
     factor = (tree.sharpness * unit)[:, None, None]
     noise = own_shard(noise, logits.shape[-1])
     scores = factor * (filter_logits(logits, sampling, size) + noise)
-    best, tokens = _highest_of_shards(scores, tree.candidates or tree.extensions, size)
+    best, tokens, top = _highest_of_shards(scores, tree.candidates or tree.extensions, size)
     if tree.candidates:
         # A barrier: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
         best, tokens = jax.lax.optimization_barrier((best, tokens))
-    total = _logsumexp(best, best.shape[-1]) if tree.candidates else _logsumexp(scores, size)
+        total = _logsumexp(best, best[..., :1], best.shape[-1])
+    else:
+        total = _logsumexp(scores, top, size)
     best = best - total
     # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
     # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
@@ -58,23 +62,52 @@ def highest(
 
 def _highest_of_shards(
     scores: Float[Array, "... part"], count: int, size: int
-) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
-    """`highest` over all parts of an axis of the given size; C scores of each are exchanged."""
+) -> tuple[Float[Array, "... C"], Int[Array, "... C"], Float[Array, "... 1"]]:
+    """`highest` over all parts of an axis of the given size; C scores of each are exchanged.
+
+    The last result is the highest score of this part.
+    """
     part = scores.shape[-1]
     best, where = highest(scores, min(count, part))
+    top = best[..., :1]
     if part == size:
-        return best, where
+        return best, where, top
     candidates = best.shape[-1] * (size // part)
     best = all_gather(best, candidates)
     where = all_gather(where + shard_start(part, size), candidates)
     best, places = highest(best, count)
-    return best, jnp.take_along_axis(where, places, axis=-1)
+    return best, jnp.take_along_axis(where, places, axis=-1), top
 
 
-def _logsumexp(scores: Float[Array, "... part"], size: int) -> Float[Array, "... 1"]:
-    """Over all parts of an axis of the given size."""
+def _logsumexp(
+    scores: Float[Array, "... part"], top: Float[Array, "... 1"], size: int
+) -> Float[Array, "... 1"]:
+    """Over all parts of an axis of the given size, the highest of this part at hand.
+
+    This is `jax.nn.logsumexp` without its search for the highest, bit for bit. On GPUs the sum does
+    not wait for the highest either: it is summed in the pass that writes the scores.
+    """
     part = scores.shape[-1]
-    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    if on_gpu():
+        total = _logsumexp_in_one_pass(scores)[..., None]
+    else:
+        top = jnp.where(jnp.isfinite(top), top, 0.0)
+        total = jnp.log(jnp.exp(scores - top).sum(axis=-1, keepdims=True)) + top
     if part == size:
         return total
     return jax.nn.logsumexp(all_gather(total, size // part), axis=-1, keepdims=True)
+
+
+def _logsumexp_in_one_pass(scores: Float[Array, "... M"]) -> Float[Array, "..."]:
+    """Pairs of a maximum and a sum relative to it are reduced (arXiv 1805.02867)."""
+
+    def join(one: Any, other: Any) -> Any:
+        top = jnp.maximum(one[0], other[0])
+        finite = jnp.where(jnp.isfinite(top), top, 0.0)
+        sums = (total * jnp.exp(own - finite) for own, total in (one, other))
+        return top, sum(sums)
+
+    pairs = scores, jnp.ones_like(scores)
+    none = jnp.float32(-jnp.inf), jnp.float32(0)
+    top, total = jax.lax.reduce(pairs, none, join, (scores.ndim - 1,))
+    return jnp.log(total) + jnp.where(jnp.isfinite(top), top, 0.0)

@@ -59,11 +59,16 @@ def beam_search(
     def advance(
         grown: Grown, tokens: Int[Array, "B w"], round: Int[Array, ""] | int
     ) -> tuple[Grown, Float[Array, "B w U"]]:
-        del round
         V = drafter.config.vocab_size
         embedded = read_rows(embedding, tokens, V, grown.beams.dtype)
-        states = drafter.step(grown.beams, embedded)
-        return Grown(states), drafter.logits(context[:, None], states, scorer)
+        is_first = isinstance(round, int) and round == 0
+        inputs = drafter.inputs(
+            context[:, None], drafter.step(None if is_first else grown.beams, embedded)
+        )
+        if not is_first:
+            # A barrier: XLA for GPUs would write the states a second time, beside the context.
+            inputs = jax.lax.optimization_barrier(inputs)
+        return Grown(inputs[..., context.shape[-1] :]), drafter.logits(inputs, scorer)
 
     start = Grown(jnp.zeros_like(context)[:, None])
     return grow(advance, start, root, noise, sampling, tree, drafter.draft_token_ids)
