@@ -20,6 +20,7 @@ from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.models.linear import Weight, read_rows
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
+from redrafter_jax.sampling import on_gpu
 from redrafter_jax.types import (
     Beams,
     CacheShape,
@@ -71,7 +72,9 @@ def beam_search(
         return Grown(inputs[..., context.shape[-1] :]), drafter.logits(inputs, scorer)
 
     start = Grown(jnp.zeros_like(context)[:, None])
-    return grow(advance, start, root, noise, sampling, tree, drafter.draft_token_ids)
+    # A loop on a GPU starts kernels of its own: to count its turns, and to write what each leaves.
+    drafted = drafter.draft_token_ids
+    return grow(advance, start, root, noise, sampling, tree, drafted, unrolled=on_gpu())
 
 
 @jax.tree_util.register_dataclass

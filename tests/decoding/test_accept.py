@@ -99,10 +99,14 @@ def test_a_gpu_finds_the_choices_in_one_pass_and_they_are_the_same(
     logits[3, 3] = -np.inf
     logits[4, 4, [0, 32]] = 9
     depth = jnp.zeros((6, 5), jnp.int32)
-    sampling = oracles.sampling_arrays([SamplingConfig()] * 6, [0] * 6, 33)
+    configs = [SamplingConfig()] * 6
+    configs[2] = SamplingConfig(0.7, top_k=9, min_p=0.01)
+    configs[5] = SamplingConfig(1.3, top_p=0.8)
+    sampling = oracles.sampling_arrays(configs, [0] * 6, 33)
+    noise = random.gumbel(size=(6, 1, 33)).astype(np.float32)
+    noise[[0, 1, 3, 4]] = 0
 
     def choose() -> np.ndarray:
-        noise = jnp.zeros((6, 1, 33))
         return np.asarray(jax.jit(partial(choose_tokens))(logits, depth, noise, sampling))
 
     expected = choose()

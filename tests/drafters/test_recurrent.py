@@ -12,7 +12,7 @@ from tiny_models import cast, random_drafter
 from trees import live_paths, numpy_tree
 
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters import grow, ranking
+from redrafter_jax.drafters import ranking, recurrent
 from redrafter_jax.drafters.bind import init_drafter
 from redrafter_jax.drafters.head_drafter import LoadedHead
 from redrafter_jax.drafters.recurrent import beam_search
@@ -183,7 +183,7 @@ def test_equals_a_search_that_sorts_every_extension(
 def test_rounds_one_after_the_other_as_gpus_have_them_are_the_same(
     configs: tuple[SamplingConfig, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (grow, ranking):
+    for module in (recurrent, ranking):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
     # No program of another test has this shape.
     assert_best_extensions(DRAFTER, configs, TreeConfig(5, 3), 5)
