@@ -102,7 +102,10 @@ def grow(
             trust = jnp.where(jnp.isnan(grown.trust), -jnp.inf, jnp.minimum(grown.trust, 0.0))
             best = best + trust[..., None]
         totals = (frontier.log_probs[..., None] + best).reshape(B, -1)
-        log_probs, winners = highest(totals, X)
+        if totals.shape[1] > X:
+            log_probs, winners = highest(totals, X)
+        else:  # of the root alone, whose tokens come in falling order
+            log_probs, winners = totals, jnp.broadcast_to(jnp.arange(X), totals.shape)
         parents = winners // X
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
         tokens = tokens if drafted is None else drafted[tokens]
