@@ -56,14 +56,15 @@ def rank_tokens(
         scores, parts = of_filtered(score_and_sum, logits, sampling, size)
     else:
         scores = score(filter_logits(logits, sampling, size))
-    best, tokens, top = _highest_of_shards(scores, tree.candidates or tree.extensions, size)
+    best, tokens = _highest_of_shards(scores, tree.candidates or tree.extensions, size)
     if tree.candidates:
         # A barrier: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
         best, tokens = jax.lax.optimization_barrier((best, tokens))
-        total = _logsumexp(best, best[..., :1])
+        total = jax.nn.logsumexp(best, axis=-1, keepdims=True)
+    elif parts is None:
+        total = _over_shards(jax.nn.logsumexp(scores, axis=-1, keepdims=True), scores, size)
     else:
-        own = _logsumexp(scores, top) if parts is None else _logsumexp_of_parts(parts)
-        total = _over_shards(own, logits.shape[-1], size)
+        total = _over_shards(_logsumexp_of_parts(parts), scores, size)
     best = best - total
     # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
     # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
@@ -82,31 +83,24 @@ def highest(
 
 def _highest_of_shards(
     scores: Float[Array, "... part"], count: int, size: int
-) -> tuple[Float[Array, "... C"], Int[Array, "... C"], Float[Array, "... 1"]]:
-    """`highest` over all parts of an axis of the given size; C scores of each are exchanged.
-
-    The last result is the highest score of this part.
-    """
+) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
+    """`highest` over all parts of an axis of the given size; C scores of each are exchanged."""
     part = scores.shape[-1]
     best, where = highest(scores, min(count, part))
-    top = best[..., :1]
     if part == size:
-        return best, where, top
+        return best, where
     candidates = best.shape[-1] * (size // part)
     best = all_gather(best, candidates)
     where = all_gather(where + shard_start(part, size), candidates)
     best, places = highest(best, count)
-    return best, jnp.take_along_axis(where, places, axis=-1), top
+    return best, jnp.take_along_axis(where, places, axis=-1)
 
 
-def _logsumexp(scores: Float[Array, "... M"], top: Float[Array, "... 1"]) -> Float[Array, "... 1"]:
-    """`jax.nn.logsumexp` without its search for the highest, bit for bit."""
-    top = jnp.where(jnp.isfinite(top), top, 0.0)
-    return jnp.log(jnp.exp(scores - top).sum(axis=-1, keepdims=True)) + top
-
-
-def _over_shards(total: Float[Array, "... 1"], part: int, size: int) -> Float[Array, "... 1"]:
-    """The logsumexp of an axis of the given size, from that of this device's part of it."""
+def _over_shards(
+    total: Float[Array, "... 1"], scores: Float[Array, "... part"], size: int
+) -> Float[Array, "... 1"]:
+    """The logsumexp of an axis of the given size, from that of this device's part of the scores."""
+    part = scores.shape[-1]
     if part == size:
         return total
     return jax.nn.logsumexp(all_gather(total, size // part), axis=-1, keepdims=True)

@@ -14,9 +14,11 @@ from needs import needs_compiler
 from places import CONFIGS
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
+from eval.launches import ROWS
 from eval.plan import compile_decode
 from eval.shapes import PlanSettings
 from pallas_kernels.aot import Compilation, compile_on, gpu_mesh
+from pallas_kernels.launches import step_launches
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.drafters.bind import bind_drafter
@@ -108,6 +110,20 @@ def test_every_layer_attends_by_the_kernel(step: Step) -> None:
     for kernel in step.compiled.kernels:
         assert any(name in kernel.name for name in names)
         assert kernel.spill_stores == kernel.spill_loads == 0
+
+
+def test_launches_outside_the_layers_are_few(step: Step) -> None:
+    if len(step.state.root) > 1 or step.target.config.num_key_value_heads != 8:
+        pytest.skip("counted of Llama-3.1-8B's shape at batch 1")
+    blocks = step.state.cache.table.shape[1]
+    count = {
+        rows: sum(one.times for one in step_launches(step.compiled.hlo, taken, blocks))
+        - 14 * step.target.config.num_hidden_layers
+        for rows, taken in ROWS.items()
+    }
+    most = {"none": (32, 36), "recurrent": (92, 104)}.get(step.drafter.name, (110, 130))
+    assert count["greedy"] <= most[0]
+    assert count["filtered"] <= most[1]
 
 
 def test_temporaries_are_small(step: Step) -> None:
