@@ -3,10 +3,13 @@ BIN := $(VENV)/bin
 
 # EXTRAS: of pyproject.toml, such as EXTRAS=cuda. ARGS: passed on to pytest or to the benchmark.
 # PYTHON: the interpreter to make .venv with, when the one found first is not the one you want.
-# MODEL: SmolLM2-135M-Instruct's folder or GGUF file for the demo, which is downloaded otherwise.
+# SETUP: no, for `make gpu` to install nothing and use PYTHON as it is.
+# MODEL: SmolLM2-135M-Instruct's folder or GGUF file for the demo, which is downloaded otherwise, and
+#   for `make gpu`.
 EXTRAS ?=
 ARGS ?=
 PYTHON ?=
+SETUP ?=
 MODEL ?=
 
 # Dated by the last installation of these extras.
@@ -80,22 +83,17 @@ bench: $(INSTALLED) ## measure decoding with the head of demo-tiny anew, into ru
 	rm -f runs/bench/compare.jsonl
 	$(BIN)/python -m eval --config configs/demo_eval.yaml report_dir=runs/bench $(ARGS)
 
-gpu: ## on a machine with an NVIDIA GPU: its tests and benches, into docs/benchmarks
-	@nvidia-smi -L >/dev/null 2>&1 || \
-	  { echo "make gpu needs an NVIDIA GPU, and nvidia-smi finds none here." >&2; exit 1; }
+gpu: ## on a machine with an NVIDIA GPU: what it makes of kernels, steps and texts (SETUP=no: by PYTHON as it is)
+	@case " $(ARGS) " in *" --small "*) ;; *) nvidia-smi -L >/dev/null 2>&1 || \
+	  { echo "make gpu needs an NVIDIA GPU, and nvidia-smi finds none here." >&2; exit 1; };; esac
+ifeq ($(SETUP),no)
+	@$(or $(PYTHON),python3) $(MEASURE)
+else
 	@$(MAKE) --no-print-directory measure-gpu EXTRAS="$(or $(EXTRAS),cuda)"
+endif
 
-# What computes wrong numbers is not measured: a test that fails ends it.
+# Goes on where it was cut; kernels are right first, then measured.
+MEASURE = -m tools.gpu $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
 measure-gpu: $(INSTALLED)
-	@$(BIN)/python -c 'import sys, jax; backend = jax.default_backend(); \
-	  backend == "gpu" or sys.exit(f"make gpu needs an NVIDIA GPU, and JAX runs on {backend} here.")'
-	rm -rf runs/gpu
-	mkdir -p runs/gpu
-	$(BIN)/python -m pytest -m gpu -n 0
-	$(BIN)/python -m pallas_kernels.bench --output runs/gpu/kernel.json
-	$(BIN)/python -m pallas_kernels.bench_matmul --output runs/gpu/grouped_matmul.json
-	for shape in llama_3_1_8b vicuna_7b; do \
-	  $(BIN)/python -m eval steps --config configs/steps_$$shape.yaml \
-	    report_dir=runs/gpu/steps_$$shape || exit; \
-	done
-	$(BIN)/python -m tools.gpu_table runs/gpu docs/benchmarks
+	@$(BIN)/python $(MEASURE)

@@ -8,21 +8,19 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from itertools import batched
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
+from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path, node_count
 from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, as_drafter, check_drafting
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.engine.messages import Request, Token
-from redrafter_jax.engine.requests import Batch, check_batch, row_arrays, slots_for
+from redrafter_jax.engine.messages import Token
+from redrafter_jax.engine.requests import Batch, check_batch, slots_for
 from redrafter_jax.generation import collect, engine_of, not_numbers
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
 from redrafter_jax.text.prompts import EncodedPrompts
-from redrafter_jax.types import Sampling
 
 from .config import RowSettings
 
@@ -219,9 +217,3 @@ def state_shape(method: Method, batch: Batch) -> tuple[int, int]:
     rows = check_batch(method.target.config, batch)
     longest = max(len(row.prompt) + row.max_new_tokens for row in rows)
     return len(rows), slots_for(longest, longest_path(method.tree))
-
-
-def stack_sampling(config: TargetConfig, rows: Sequence[Request]) -> Sampling:
-    """How the tokens of checked rows are chosen, as NumPy's arrays."""
-    own = [row_arrays(config, row).sampling for row in rows]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)

@@ -29,7 +29,7 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState, Sampling, TokenTree, Verified
 
 from .abstract import random_state
-from .benchmark import stack_sampling
+from .row_sampling import stack_sampling
 
 StepPart = Literal["propose", "verify", "finish", "noise"]
 Timing = Literal[StepPart, "step", "baseline"]

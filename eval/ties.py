@@ -17,7 +17,8 @@ from redrafter_jax.parallel.mesh import per_shard, place, to_host
 from redrafter_jax.sampling import draw_noise, filter_logits
 from redrafter_jax.types import KVCache, Sampling
 
-from .benchmark import Batch, stack_sampling
+from .benchmark import Batch
+from .row_sampling import stack_sampling
 
 
 class Scores(NamedTuple):

@@ -65,7 +65,7 @@ def measure_candidates(
             found[name] = {"difference": difference if np.isfinite(difference) else None}
 
     copies = max(1, round(RUN / (2 * COPIED)))
-    copy, array = _copy_program(copies), [jnp.zeros(COPIED // 4, jnp.uint32)]
+    copy, array = copy_program(copies), [jnp.zeros(COPIED // 4, jnp.uint32)]
 
     def copy_again() -> Any:
         """It is given the array that the run before returned: nothing is allocated."""
@@ -91,7 +91,7 @@ def measure_candidates(
     }
 
 
-def _copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
+def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
     """Reads and writes the whole array in every turn; the array is donated."""
 
     def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:

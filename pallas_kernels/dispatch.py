@@ -74,7 +74,12 @@ def fewest_rows() -> int:
     A GPU multiplies a tile of them at once. Of fewer XLA may make a matrix-vector product, which it
     writes out elementwise, as large as the matrix.
     """
-    return _TILE_ROWS if current_device().platform == "gpu" else 1
+    return _TILE_ROWS if on_gpu() else 1
+
+
+def on_gpu() -> bool:
+    """Whether the computation is for a GPU, where each kernel that is started costs time."""
+    return current_device().platform == "gpu"
 
 
 def why_not_hopper(device: Any) -> str | None:

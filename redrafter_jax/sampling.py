@@ -1,11 +1,18 @@
 """How a row turns scores into a choice: temperature, filters, and noise that drafts may share."""
 
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
+from pallas_kernels.dispatch import on_gpu as on_gpu
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Sampling
+
+Made = TypeVar("Made")
 
 # Names, in compiled programs and profiles, of what rows that ask for none leave out.
 NOISE, FILTERS = "noise", "filters"
@@ -87,30 +94,100 @@ def filter_logits(
       sampling: the rows' temperature and filters.
       size: number of all tokens; None where the logits are of all.
     """
-    from pallas_kernels.lowest_kept import lowest_kept  # when a step is traced
+    filters = _filters_of(sampling, size or logits.shape[-1])
+    none = jnp.full(logits.shape[:-1], -jnp.inf)
+    # The branches give a number per row, not filtered logits: what a `cond` gives is written out.
+    with jax.named_scope(FILTERS):
+        lowest = jax.lax.cond(filters.asked.any(), lambda: filters.lowest(logits), lambda: none)
+    return filters.apply(logits, lowest)
 
-    size = size or logits.shape[-1]
+
+def of_filtered(
+    make: Callable[[Float[Array, "B M part"]], Made],
+    logits: Float[Array, "B M part"],
+    sampling: Sampling,
+    size: int,
+) -> Made:
+    """What is made of the filtered logits, for GPUs: of what is written all the same.
+
+    It is made in either branch, so that no kernel writes the bounds of rows that ask for no filter.
+    Arguments as in `filter_logits`.
+    """
+    filters = _filters_of(sampling, size)
+    with jax.named_scope(FILTERS):
+        return jax.lax.cond(
+            filters.asked.any(),
+            lambda: make(filters.apply(logits, filters.lowest(logits))),
+            lambda: make(filters.apply(logits, None)),
+        )
+
+
+class _Filters(NamedTuple):
+    """Of each row; a bound that is infinite, or a floor of 0, keeps every token."""
+
+    size: int
+    unit: Float[Array, " B"]
+    top_k: Float[Array, " B"]
+    top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+
+    @property
+    def asked(self) -> Bool[Array, " B"]:
+        return jnp.isfinite(self.top_k) | jnp.isfinite(self.top_p) | (self.min_p > 0)
+
+    def lowest(self, logits: Float[Array, "B M part"]) -> Float[Array, "B M"]:
+        """The lowest logit that is kept of each row; -inf where all are."""
+        from pallas_kernels.lowest_kept import lowest_kept  # when a step is traced
+
+        bounds = self.top_k, self.top_p, self.min_p
+        found = lowest_kept(all_gather(logits, self.size), self.unit, *bounds)
+        return jnp.where(self.asked[:, None], found, -jnp.inf)
+
+    def apply(
+        self, logits: Float[Array, "B M part"], lowest: Float[Array, "B M"] | None
+    ) -> Float[Array, "B M part"]:
+        scores = logits / self.unit[:, None, None]
+        return scores if lowest is None else jnp.where(logits < lowest[..., None], -jnp.inf, scores)
+
+
+def _filters_of(sampling: Sampling, size: int) -> _Filters:
     sampled = sampling.temperature > 0
     unit = jnp.where(sampled, sampling.temperature, 1.0)
-    # A bound that is infinite, or a floor of 0, keeps every token.
     top_k = jnp.where(
         sampled & (sampling.top_k < size), sampling.top_k.astype(jnp.float32), jnp.inf
     )
     # Above 0 after rounding, so that the first token is always kept.
     top_p = jnp.maximum(sampling.top_p, jnp.finfo(jnp.float32).tiny)
     top_p = jnp.where(sampled & (sampling.top_p < 1), top_p, jnp.inf)
-    min_p = jnp.where(sampled, sampling.min_p, 0.0)
-    filtered = jnp.isfinite(top_k) | jnp.isfinite(top_p) | (min_p > 0)
-    none = jnp.full(logits.shape[:-1], -jnp.inf)
-    # The branches give a number per row, not filtered logits: what a `cond` gives is written out.
-    with jax.named_scope(FILTERS):
-        lowest = jax.lax.cond(
-            filtered.any(),
-            lambda: jnp.where(
-                filtered[:, None],
-                lowest_kept(all_gather(logits, size), unit, top_k, top_p, min_p),
-                none,
-            ),
-            lambda: none,
-        )
-    return jnp.where(logits < lowest[..., None], -jnp.inf, logits / unit[:, None, None])
+    return _Filters(size, unit, top_k, top_p, jnp.where(sampled, sampling.min_p, 0.0))
+
+
+# Arrays of one shape, reduced together, and how two of their entries become one.
+Pair = tuple[Any, Any]
+Join = Callable[[Pair, Pair], Pair]
+# Parts of a row at most, each of which is a block of threads.
+_PARTS = 16
+
+
+def reduce_parts(
+    pair: tuple[Shaped[Array, "... M"], Shaped[Array, "... M"]],
+    none: tuple[Array, Array],
+    join: Join,
+) -> tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]]:
+    """A reduction of the last axis in a few parts, for GPUs; `join_parts` ends it."""
+    size, axis = pair[0].shape[-1], pair[0].ndim - 1
+    parts = next(parts for parts in range(_PARTS, 0, -1) if size % parts == 0)
+    first, second = (one.reshape(*one.shape[:-1], parts, -1) for one in pair)
+    left, right = jax.lax.reduce((first, second), none, join, (axis + 1,))
+    return left, right
+
+
+def join_parts(
+    pair: tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]], join: Join
+) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
+    """The parts of `reduce_parts` joined, one by one.
+
+    XLA makes that a part of what follows; of a second reduction it would make another kernel.
+    """
+    left, right = pair
+    return reduce(join, ((left[..., at], right[..., at]) for at in range(left.shape[-1])))

@@ -6,7 +6,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.parallel.collectives import all_reduce, own_shard, shard_start
-from redrafter_jax.sampling import filter_logits
+from redrafter_jax.sampling import (
+    Pair,
+    filter_logits,
+    join_parts,
+    of_filtered,
+    on_gpu,
+    reduce_parts,
+)
 from redrafter_jax.types import NO_CHOICE, Accepted, Sampling, TokenTree
 
 
@@ -43,9 +50,20 @@ def choose_tokens(
     `NO_CHOICE`, which is no token, and so comes to the host with the tokens.
     """
     V = noise.shape[-1]
-    own_noise = own_shard(noise, logits.shape[-1])
-    node_noise = jnp.take_along_axis(own_noise, depth[..., None], axis=1)
-    return _argmax(filter_logits(logits, sampling, V) + node_noise, V)
+
+    def score(filtered: Float[Array, "B N part"]) -> Float[Array, "B N part"]:
+        own_noise = own_shard(noise, logits.shape[-1])
+        of_nodes = jnp.take_along_axis(
+            own_noise, depth[..., None], axis=1, mode="promise_in_bounds"
+        )
+        return filtered + of_nodes
+
+    if not on_gpu():
+        return _argmax(score(filter_logits(logits, sampling, V)), V)
+    highest = of_filtered(
+        lambda filtered: _highest_of_parts(score(filtered), V), logits, sampling, V
+    )
+    return _argmax_of_parts(highest, V)
 
 
 def log_probs_of(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Float[Array, "B N"]:
@@ -85,10 +103,40 @@ def _argmax(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
 
     This is `argmax` as two reductions, which the CPU can vectorise.
     """
-    part = scores.shape[-1]
     top = jnp.max(scores, axis=-1, keepdims=True)
     # NaN becomes infinite first: of NaN and a number the devices of a mesh may take either.
     top = all_reduce(jnp.where(top < jnp.inf, top, jnp.inf), jax.lax.pmax)
-    index = shard_start(part, V) + jnp.arange(part, dtype=jnp.int32)
+    index = _numbers(scores, V)
     best = all_reduce(jnp.min(jnp.where(scores == top, index, V - 1), axis=-1), jax.lax.pmin)
     return jnp.where(jnp.isfinite(top[..., 0]), best, NO_CHOICE)
+
+
+# What `_argmax` says, by one reduction of scores with their indices, for GPUs.
+_Highest = tuple[Float[Array, "B N parts"], Int[Array, "B N parts"]]
+
+
+def _highest_of_parts(scores: Float[Array, "B N part"], V: int) -> _Highest:
+    index = jnp.broadcast_to(_numbers(scores, V), scores.shape)
+    scores = jnp.where(scores < jnp.inf, scores, jnp.inf)
+    none = jnp.float32(-jnp.inf), jnp.int32(V - 1)
+    return reduce_parts((scores, index), none, _higher)
+
+
+def _argmax_of_parts(highest: _Highest, V: int) -> Int[Array, "B N"]:
+    own, first = join_parts(highest, _higher)
+    top = all_reduce(own, jax.lax.pmax)
+    best = all_reduce(jnp.where(own == top, first, V - 1), jax.lax.pmin)
+    return jnp.where(jnp.isfinite(top), best, NO_CHOICE)
+
+
+def _higher(one: Pair, other: Pair) -> Pair:
+    """The higher score with its index, of equal scores the lower index; no score is NaN."""
+    (score, at), (other_score, other_at) = one, other
+    ahead = (score > other_score) | ((score == other_score) & (at < other_at))
+    return jnp.where(ahead, score, other_score), jnp.where(ahead, at, other_at)
+
+
+def _numbers(scores: Float[Array, "B N part"], V: int) -> Int[Array, " part"]:
+    """Of the tokens that this device has."""
+    part = scores.shape[-1]
+    return shard_start(part, V) + jnp.arange(part, dtype=jnp.int32)

@@ -5,6 +5,7 @@ ranking, budget and noise are the same for all.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -77,18 +78,23 @@ def grow(
       sampling: the rows' temperature and filters.
       tree: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
       drafted: the tokens that can be drafted, in the order of their scores; None for all V.
-      unrolled: whether each round is compiled by itself, for a drafter with other weights in each.
+      unrolled: whether each round is compiled by itself: for a drafter with other weights in each,
+        and where a loop costs time.
     """
     B, _, V = noise.shape
     U = V if drafted is None else len(drafted)
     W, X = tree.beam_width, tree.extensions
 
+    def of_tokens(noise: Float[Array, "... V"]) -> Float[Array, "... U"]:
+        return noise if drafted is None else noise[..., drafted]
+
     def draft_round(
-        frontier: _Frontier, inputs: tuple[Int[Array, ""] | int, Float[Array, "B U"]]
+        frontier: _Frontier,
+        round: Int[Array, ""] | int,
+        round_noise: Callable[[], Float[Array, "B 1 U"]],
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
-        round, round_noise = inputs
         grown, logits = advance(frontier.grown, frontier.tokens, round)
-        ranked = rank_tokens(logits, round_noise[:, None], sampling, tree, U)
+        ranked = rank_tokens(logits, round_noise, sampling, tree, U)
         shape = (*frontier.tokens.shape, X)
         best, tokens = (jnp.broadcast_to(one, shape) for one in ranked)
         if grown.trust is not None:
@@ -96,7 +102,10 @@ def grow(
             trust = jnp.where(jnp.isnan(grown.trust), -jnp.inf, jnp.minimum(grown.trust, 0.0))
             best = best + trust[..., None]
         totals = (frontier.log_probs[..., None] + best).reshape(B, -1)
-        log_probs, winners = highest(totals, X)
+        if totals.shape[1] > X:
+            log_probs, winners = highest(totals, X)
+        else:  # of the root alone, whose tokens come in falling order
+            log_probs, winners = totals, jnp.broadcast_to(jnp.arange(X), totals.shape)
         parents = winners // X
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)
         tokens = tokens if drafted is None else drafted[tokens]
@@ -110,15 +119,22 @@ def grow(
 
     start = _Frontier(root[:, None], jnp.zeros((B, 1), jnp.float32), grown)
     R = tree.draft_rounds
-    rounds = jnp.moveaxis(noise[:, :R], 1, 0)
-    rounds = rounds if drafted is None else rounds[..., drafted]
     if unrolled:
         frontier, made = start, []
         for round in range(R):
-            frontier, one = draft_round(frontier, (round, rounds[round]))
+            own = partial(lambda round: of_tokens(noise[:, round, None]), round)
+            frontier, one = draft_round(frontier, round, own)
             made.append(one)
         return Beams(*(jnp.stack(leaves, axis=1) for leaves in zip(*made, strict=True)))
-    frontier, first = draft_round(start, (0, rounds[0]))
-    _, rest = jax.lax.scan(draft_round, frontier, (jnp.arange(1, R), rounds[1:]))
+    rounds = of_tokens(jnp.moveaxis(noise[:, :R], 1, 0))
+
+    def turn(
+        frontier: _Frontier, inputs: tuple[Int[Array, ""], Float[Array, "B U"]]
+    ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
+        round, own = inputs
+        return draft_round(frontier, round, lambda: own[:, None])
+
+    frontier, first = draft_round(start, 0, lambda: rounds[0][:, None])
+    _, rest = jax.lax.scan(turn, frontier, (jnp.arange(1, R), rounds[1:]))
     trace = jax.tree.map(lambda head, tail: jnp.concatenate([head[None], tail]), first, rest)
     return Beams(*(jnp.moveaxis(leaf, 0, 1) for leaf in trace))

@@ -38,6 +38,10 @@ class Dense(nnx.Module):
         y = y + self.bias[...] if hasattr(self, "bias") else y
         return all_gather(y, self.width_out)
 
+    def of_zeros(self) -> Float[Array, " O"]:
+        """What it makes of zeros, for which the kernel need not be read; it has a bias."""
+        return all_gather(self.bias[...], self.width_out)
+
 
 def make_blocks(width: int, count: int, rngs: nnx.Rngs) -> nnx.List[Dense]:
     """The layers of so many residual blocks, which all kinds of heads have alike."""

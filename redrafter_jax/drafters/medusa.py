@@ -154,10 +154,13 @@ class MedusaDrafter(HeadDrafter):
         heads = self.model.merge()
         rounds, drafted = tree.draft_rounds, heads.draft_token_ids
         logits = heads.logits(own, rounds, self.scorer(target))
-        noise = noise[:, :rounds]
-        noise = noise if drafted is None else noise[..., drafted]
         size = heads.config.draft_vocab_size
-        log_probs, tokens = rank_tokens(logits, noise, view.sampling, tree, size)
+
+        def own_noise() -> Float[Array, "B R U"]:
+            of_rounds = noise[:, :rounds]
+            return of_rounds if drafted is None else of_rounds[..., drafted]
+
+        log_probs, tokens = rank_tokens(logits, own_noise, view.sampling, tree, size)
         tokens = tokens if drafted is None else drafted[tokens]
         return rank_tree(view.root, tokens, log_probs, paths_of(tree), tree.budget)
 

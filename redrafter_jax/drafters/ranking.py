@@ -1,18 +1,27 @@
 """Which tokens a drafter expects after a position, whatever the kind of its head."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.parallel.collectives import all_gather, own_shard, shard_start
-from redrafter_jax.sampling import filter_logits
+from redrafter_jax.sampling import (
+    Pair,
+    filter_logits,
+    join_parts,
+    of_filtered,
+    on_gpu,
+    reduce_parts,
+)
 from redrafter_jax.types import Sampling
 
 
 def rank_tokens(
     logits: Float[Array, "B M part"],
-    noise: Float[Array, "B _ U"],
+    noise: Callable[[], Float[Array, "B _ U"]],
     sampling: Sampling,
     tree: TreeConfig,
     size: int,
@@ -26,20 +35,36 @@ def rank_tokens(
 
     Args:
       logits: of the U tokens that can be drafted; on a mesh of this device's part of them.
-      noise: that the target will choose with, of the same tokens.
+      noise: makes the noise that the target will choose with, of the same tokens. It is called
+        where the noise is added, so that no kernel writes a part of it by itself.
       sampling: the rows' temperature and filters.
       tree: X, sharpness and candidates; neither X nor candidates may exceed U.
       size: U.
     """
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     factor = (tree.sharpness * unit)[:, None, None]
-    noise = own_shard(noise, logits.shape[-1])
-    scores = factor * (filter_logits(logits, sampling, size) + noise)
+
+    def score(filtered: Float[Array, "B M part"]) -> Float[Array, "B M part"]:
+        return factor * (filtered + own_shard(noise(), logits.shape[-1]))
+
+    def score_and_sum(filtered: Float[Array, "B M part"]) -> tuple[Float[Array, "B M part"], Pair]:
+        scores = score(filtered)
+        return scores, _sums_of_parts(scores)
+
+    parts = None
+    if on_gpu():
+        scores, parts = of_filtered(score_and_sum, logits, sampling, size)
+    else:
+        scores = score(filter_logits(logits, sampling, size))
     best, tokens = _highest_of_shards(scores, tree.candidates or tree.extensions, size)
     if tree.candidates:
         # A barrier: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
         best, tokens = jax.lax.optimization_barrier((best, tokens))
-    total = _logsumexp(best, best.shape[-1]) if tree.candidates else _logsumexp(scores, size)
+        total = jax.nn.logsumexp(best, axis=-1, keepdims=True)
+    elif parts is None:
+        total = _over_shards(jax.nn.logsumexp(scores, axis=-1, keepdims=True), scores, size)
+    else:
+        total = _over_shards(_logsumexp_of_parts(parts), scores, size)
     best = best - total
     # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
     # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
@@ -71,10 +96,30 @@ def _highest_of_shards(
     return best, jnp.take_along_axis(where, places, axis=-1)
 
 
-def _logsumexp(scores: Float[Array, "... part"], size: int) -> Float[Array, "... 1"]:
-    """Over all parts of an axis of the given size."""
+def _over_shards(
+    total: Float[Array, "... 1"], scores: Float[Array, "... part"], size: int
+) -> Float[Array, "... 1"]:
+    """The logsumexp of an axis of the given size, from that of this device's part of the scores."""
     part = scores.shape[-1]
-    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
     if part == size:
         return total
     return jax.nn.logsumexp(all_gather(total, size // part), axis=-1, keepdims=True)
+
+
+# For GPUs: pairs of a maximum and a sum relative to it are joined (arXiv 1805.02867), so that no
+# pass over the scores waits for the one before.
+def _sums_of_parts(scores: Float[Array, "... M"]) -> Pair:
+    none = jnp.float32(-jnp.inf), jnp.float32(0)
+    return reduce_parts((scores, jnp.ones_like(scores)), none, _join_sums)
+
+
+def _logsumexp_of_parts(parts: Pair) -> Float[Array, "... 1"]:
+    top, total = join_parts(parts, _join_sums)
+    return (jnp.log(total) + jnp.where(jnp.isfinite(top), top, 0.0))[..., None]
+
+
+def _join_sums(one: Pair, other: Pair) -> Pair:
+    top = jnp.maximum(one[0], other[0])
+    finite = jnp.where(jnp.isfinite(top), top, 0.0)
+    first, second = (total * jnp.exp(own - finite) for own, total in (one, other))
+    return top, first + second

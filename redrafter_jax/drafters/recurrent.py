@@ -20,6 +20,7 @@ from redrafter_jax.drafters.tree import build_tree
 from redrafter_jax.models.linear import Weight, read_rows
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
+from redrafter_jax.sampling import on_gpu
 from redrafter_jax.types import (
     Beams,
     CacheShape,
@@ -59,14 +60,21 @@ def beam_search(
     def advance(
         grown: Grown, tokens: Int[Array, "B w"], round: Int[Array, ""] | int
     ) -> tuple[Grown, Float[Array, "B w U"]]:
-        del round
         V = drafter.config.vocab_size
         embedded = read_rows(embedding, tokens, V, grown.beams.dtype)
-        states = drafter.step(grown.beams, embedded)
-        return Grown(states), drafter.logits(context[:, None], states, scorer)
+        is_first = isinstance(round, int) and round == 0
+        inputs = drafter.inputs(
+            context[:, None], drafter.step(None if is_first else grown.beams, embedded)
+        )
+        if not is_first:
+            # A barrier: XLA for GPUs would write the states a second time, beside the context.
+            inputs = jax.lax.optimization_barrier(inputs)
+        return Grown(inputs[..., context.shape[-1] :]), drafter.logits(inputs, scorer)
 
     start = Grown(jnp.zeros_like(context)[:, None])
-    return grow(advance, start, root, noise, sampling, tree, drafter.draft_token_ids)
+    # A loop on a GPU starts kernels of its own: to count its turns, and to write what each leaves.
+    drafted = drafter.draft_token_ids
+    return grow(advance, start, root, noise, sampling, tree, drafted, unrolled=on_gpu())
 
 
 @jax.tree_util.register_dataclass

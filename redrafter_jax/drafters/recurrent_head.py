@@ -184,49 +184,53 @@ class RecurrentHead(TrainedHead):
         return read
 
     def step(
-        self, state: Float[Array, "... D"], embedding: Float[Array, "... D"]
+        self, state: Float[Array, "... D"] | None, embedding: Float[Array, "... D"]
     ) -> Float[Array, "... D"]:
-        """The state after a token.
+        """The state after a token; None is the state of zeros before the first one.
 
         `SiLU(W e + U s + b)`, the running sum `s + e`, or the gated recurrent unit of
         arXiv 1406.1078, its reset gate where PyTorch's GRU has it (arXiv 1412.3555): after U.
         """
+
+        def recur(layer: Dense) -> Float[Array, "..."]:
+            return layer.of_zeros() if state is None else layer(state)
+
         match self.config.cell:
             case "sum":
-                return state + embedding
+                return embedding if state is None else state + embedding
             case "simple":
-                return jax.nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
+                return jax.nn.silu(self.rnn_w(embedding) + recur(self.rnn_u))
             case "gru":
                 reset_e, update_e, candidate_e = jnp.split(self.gru_w(embedding), 3, axis=-1)
-                reset_s, update_s, candidate_s = jnp.split(self.gru_u(state), 3, axis=-1)
+                reset_s, update_s, candidate_s = jnp.split(recur(self.gru_u), 3, axis=-1)
                 reset = jax.nn.sigmoid(reset_e + reset_s)
                 update = jax.nn.sigmoid(update_e + update_s)
                 candidate = jnp.tanh(candidate_e + reset * candidate_s)
-                return (1 - update) * candidate + update * state
+                kept = 0 if state is None else update * state
+                return (1 - update) * candidate + kept
 
-    def features(
+    def inputs(
         self, context: Float[Array, "... D"], state: Float[Array, "... D"]
-    ) -> Float[Array, "... E"]:
-        """What the head reads; `context`, of `read_context`, broadcasts against `state`."""
-        context = jnp.broadcast_to(context, state.shape)
-        x = jnp.concatenate([context, state], axis=-1)
+    ) -> Float[Array, "... twice"]:
+        """`[context ; state]`; `context`, of `read_context`, broadcasts against `state`."""
+        return jnp.concatenate([jnp.broadcast_to(context, state.shape), state], axis=-1)
+
+    def features(self, x: Float[Array, "... twice"]) -> Float[Array, "... E"]:
+        """What the head reads, of `inputs`."""
         if self.config.has_input_projection:
             x = self.input_proj(x)
         return run_blocks(self.blocks, x)
 
     def logits(
-        self,
-        context: Float[Array, "... D"],
-        state: Float[Array, "... D"],
-        scorer: Scorer | None = None,
+        self, inputs: Float[Array, "... twice"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Scores of the token after the one that `state` was last fed, float32.
+        """Scores of the token after the one that the state in `inputs` was last fed, float32.
 
         One for each of the tokens that can be drafted, in their order; see `draft_token_ids`. On a
         mesh, those of this device's part of them. With `head="target"` the scorer makes them, of
         these tokens.
         """
-        features = self.features(context, state)
+        features = self.features(inputs)
         if self.config.head != "own":
             features = self.head_proj(features)
         if self.config.head != "target":
@@ -247,4 +251,4 @@ class RecurrentHead(TrainedHead):
         for fed in range(rounds):
             own = embedded[:, fed : fed + context.shape[1]].astype(context.dtype)
             state = self.step(state, own)
-            yield self.logits(context, state, scorer)
+            yield self.logits(self.inputs(context, state), scorer)

@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trees import R, W, numpy_tree, random_beams, tree_of
 
 from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.decoding import accept as accept_module
 from redrafter_jax.decoding.accept import accept, choose_tokens
-from redrafter_jax.types import Accepted, TokenTree
+from redrafter_jax.types import NO_CHOICE, Accepted, TokenTree
 
 jitted_accept = partial(jax.jit, static_argnames="max_path")(accept)
 
@@ -85,3 +87,30 @@ def test_choices_weigh_filtered_scores_over_temperature_against_noise() -> None:
     sampling = oracles.sampling_arrays(configs, [0] * 4, 3)
     chosen = jax.jit(choose_tokens)(logits, jnp.zeros((4, 1), jnp.int32), noise, sampling)
     assert chosen.tolist() == [[0], [0], [1], [0]]
+
+
+def test_a_gpu_finds_the_choices_in_one_pass_and_they_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    random = np.random.default_rng(3)
+    # Few values, so that many tokens tie; rows with what is no number, and one of nothing.
+    logits = random.integers(-3, 4, size=(6, 5, 33)).astype(np.float32)
+    logits[0, 0, 7], logits[1, 1, 3], logits[2, 2, 32] = np.nan, np.inf, -np.inf
+    logits[3, 3] = -np.inf
+    logits[4, 4, [0, 32]] = 9
+    depth = jnp.zeros((6, 5), jnp.int32)
+    configs = [SamplingConfig()] * 6
+    configs[2] = SamplingConfig(0.7, top_k=9, min_p=0.01)
+    configs[5] = SamplingConfig(1.3, top_p=0.8)
+    sampling = oracles.sampling_arrays(configs, [0] * 6, 33)
+    noise = random.gumbel(size=(6, 1, 33)).astype(np.float32)
+    noise[[0, 1, 3, 4]] = 0
+
+    def choose() -> np.ndarray:
+        return np.asarray(jax.jit(partial(choose_tokens))(logits, depth, noise, sampling))
+
+    expected = choose()
+    monkeypatch.setattr(accept_module, "on_gpu", lambda: True)
+    np.testing.assert_array_equal(choose(), expected)
+    assert expected[0, 0] == expected[1, 1] == expected[3, 3] == NO_CHOICE
+    assert expected[4, 4] == 0

@@ -120,8 +120,9 @@ def test_no_weight_and_no_cache_crosses(compiled: Compilation, settings: PlanSet
 
 def test_every_layer_attends_by_the_kernel(compiled: Compilation, settings: PlanSettings) -> None:
     calls = re.findall(r'custom_call_target="mosaic_gpu_v2"', compiled.hlo)
-    # And a kernel that merges its splits; the filters of the target and of both kinds of rounds.
-    assert len(calls) == 2 * settings.target.num_hidden_layers + 3
+    # And a kernel that merges its splits; the filters of the target and of every round.
+    filters = 1 + settings.tree.draft_rounds
+    assert len(calls) == 2 * settings.target.num_hidden_layers + filters
     for kernel in compiled.kernels:
         assert kernel.spill_stores == kernel.spill_loads == 0
 

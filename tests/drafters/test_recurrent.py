@@ -12,6 +12,7 @@ from tiny_models import cast, random_drafter
 from trees import live_paths, numpy_tree
 
 from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.drafters import ranking, recurrent
 from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.kinds import init_drafter
 from redrafter_jax.drafters.recurrent import beam_search
@@ -52,12 +53,20 @@ def test_a_head_is_the_papers_recurrence_and_one_context_serves_all_beams(
     contexts = random.normal(size=(2, config.context_size)).astype(np.float32)
     states = random.normal(size=(2, 3, D)).astype(np.float32)
     read = head.read_context(jnp.asarray(contexts))
-    logits = head.logits(read[:, None], jnp.asarray(states), scorer)
+    logits = head.logits(head.inputs(read[:, None], jnp.asarray(states)), scorer)
     expected = [
         [weights.logits(context, state) for state in row]
         for context, row in zip(contexts, states, strict=True)
     ]
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_before_the_first_token_the_state_is_zeros(config: RecurrentConfig) -> None:
+    head = random_drafter(config).merge()
+    embedding = jnp.asarray(np.random.default_rng(2).normal(size=(2, D)), jnp.float32)
+    stepped = head.step(None, embedding)
+    np.testing.assert_array_equal(stepped, head.step(jnp.zeros_like(embedding), embedding))
 
 
 def test_several_layers_begin_as_the_last_alone() -> None:
@@ -73,7 +82,7 @@ def test_bfloat16_states_stay_bfloat16_and_logits_are_float32() -> None:
     weights = oracles.DrafterWeights(head)
     context, state = np.random.default_rng(0).normal(size=(2, D)).astype(jnp.bfloat16)
     stepped = head.step(jnp.asarray(state), jnp.asarray(context))
-    logits = head.logits(jnp.asarray(context), jnp.asarray(state))
+    logits = head.logits(head.inputs(jnp.asarray(context), jnp.asarray(state)))
     assert stepped.dtype == jnp.bfloat16
     assert logits.dtype == jnp.float32
     expected = weights.logits(context.astype(np.float64), state.astype(np.float64))
@@ -168,6 +177,16 @@ def test_equals_a_search_that_sorts_every_extension(
     configs: tuple[SamplingConfig, ...], draft: TreeConfig, width: int
 ) -> None:
     assert_best_extensions(DRAFTER, configs, draft, width)
+
+
+@by_sampling
+def test_rounds_one_after_the_other_as_gpus_have_them_are_the_same(
+    configs: tuple[SamplingConfig, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (recurrent, ranking):
+        monkeypatch.setattr(module, "on_gpu", lambda: True)
+    # No program of another test has this shape.
+    assert_best_extensions(DRAFTER, configs, TreeConfig(5, 3), 5)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from tiny_folders import encode, write_yaml
 from tiny_models import tiny_config
 
 from eval import benchmark, parity
-from eval.benchmark import Method, baseline, make_batches, stack_sampling
+from eval.benchmark import Method, baseline, make_batches
 from eval.commands import evaluate
 from eval.config import CaseSettings, RowSettings
+from eval.row_sampling import stack_sampling
 from eval.ties import Scores, explain, score
 from redrafter_jax import SamplingConfig
 from redrafter_jax.config import TargetConfig

@@ -23,8 +23,8 @@ from eval.abstract import (
     random_state,
     random_weights,
 )
-from eval.benchmark import stack_sampling
 from eval.commands import evaluate
+from eval.row_sampling import stack_sampling
 from eval.shapes import StepsSettings
 from eval.step_parts import StepPart, StepTimer, begin_step, reset_state, run_part, time_parts
 from pallas_kernels.aot import compile_on, gpu_mesh

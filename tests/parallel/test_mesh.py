@@ -37,7 +37,7 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.drafters.base import LoadedHead
-from redrafter_jax.drafters.ranking import _highest_of_shards, _logsumexp
+from redrafter_jax.drafters.ranking import _highest_of_shards, _over_shards
 from redrafter_jax.engine.requests import Batch
 from redrafter_jax.generation import engine_of
 from redrafter_jax.models.target import Target
@@ -214,7 +214,8 @@ def test_the_best_of_a_split_vocabulary(parts: int, size: int) -> None:
 
     def measure(scores: jax.Array) -> tuple[jax.Array, ...]:
         best, where = _highest_of_shards(scores, 7, size)
-        return best, where, _logsumexp(scores, size), all_gather(scores, size)
+        own = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        return best, where, _over_shards(own, scores, size), all_gather(scores, size)
 
     split = jax.shard_map(
         measure, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False

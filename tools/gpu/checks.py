@@ -1,0 +1,27 @@
+"""The tests that need a card, by pytest."""
+
+import argparse
+import subprocess
+import sys
+from typing import Any
+
+from redrafter_jax.command_line import run
+from tools.gpu.measured import run_piece
+
+
+def main() -> None:
+    """Run them and write how they ended."""
+    # Before this process opens the device, most of whose memory it would take.
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-q"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    sys.stdout.write(ended.stdout)
+    last = (ended.stdout.strip().splitlines() or ["nothing was said"])[-1]
+
+    def measure(_: argparse.Namespace) -> dict[str, Any]:
+        return {"exit_code": ended.returncode, "said": last}
+
+    run_piece(argparse.ArgumentParser(prog="python -m tools.gpu.checks"), measure)
+
+
+if __name__ == "__main__":
+    run(main)
