@@ -125,25 +125,28 @@ class Metrics(Collector):
         ):
             yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
         # All that may come have a value from the start, or rates would miss their first ones.
-        drafters, depths = engine.drafted_by, range(1, engine.longest_path)
-        for name, text, label, keys, counts in (
-            ("drafted_tokens", "Nodes that a drafter proposed.", "drafter", drafters, sums.drafted),
+        by, depths = engine.drafted_by, range(1, engine.longest_path)
+        for name, text, label, counts in (
+            (
+                "drafted_tokens",
+                "Nodes that a drafter proposed.",
+                "drafter",
+                {drafter: sums.drafted[drafter] for drafter in by},
+            ),
             (
                 "accepted_tokens",
                 "Drafted tokens that the target chose too.",
                 "drafter",
-                drafters,
-                sums.accepted,
+                {drafter: sums.accepted[drafter] for drafter in by},
             ),
             (
                 "accepted_tokens_at_depth",
                 "Drafted tokens that the target chose too, by their depth in the tree, from 1 on.",
                 "depth",
-                depths,
-                sums.accepted_at,
+                {str(depth): sums.accepted_at[depth] for depth in depths},
             ),
         ):
             family = CounterMetricFamily(f"{_NAME}_{name}", text, labels=[label])
-            for key in keys:
-                family.add_metric([str(key)], counts[key])
+            for key, count in counts.items():
+                family.add_metric([key], count)
             yield family

@@ -23,12 +23,12 @@ class News(NamedTuple):
     """What is decided of one of several requests that came together.
 
     Attributes:
-      index: which of them it is.
+      request: which of them it is, by its place.
       event: from the engine.
       cached: tokens of its prompt that a cache held already.
     """
 
-    index: int
+    request: int
     event: Event
     cached: int
 
@@ -47,13 +47,13 @@ class _Asker(NamedTuple):
 
     Attributes:
       event_queue: where it is told.
-      index: which of the requests that came together it is.
+      request: which of the requests that came together it is, by its place.
       came: when it came, by the monotonic clock.
       cached: as in `News`, once it has a slot.
     """
 
     event_queue: EventQueue
-    index: int
+    request: int
     came: float
     cached: int = 0
 
@@ -156,7 +156,7 @@ class Worker:
 
     def _free(self, event_queue: EventQueue, index: int | None = None) -> None:
         for number, asker in list(self._running.items()):
-            if asker.event_queue is event_queue and index in (None, asker.index):
+            if asker.event_queue is event_queue and index in (None, asker.request):
                 del self._running[number]
                 self._engine.cancel(number)
 
@@ -196,7 +196,7 @@ class Worker:
             if event.number not in self._running:
                 continue  # cancelled
             asker = self._running[event.number]
-            arrived[asker.event_queue].append(News(asker.index, event, asker.cached))
+            arrived[asker.event_queue].append(News(asker.request, event, asker.cached))
             if event.ended:
                 del self._running[event.number]
             if event.ended == "not numbers" and not self._told:

@@ -1,5 +1,7 @@
 """What an engine tells of drafts, counted by hand."""
 
+from typing import Any
+
 import numpy as np
 
 from redrafter_jax.engine.device import Gains
@@ -8,10 +10,10 @@ from redrafter_jax.engine.messages import Counters, Draft, Token, new_drafts, ne
 # Two places of a batch and three calls of up to three tokens each. At place 0 the first call
 # verified two nodes of the head and one of the lookup and accepted one, the second had the root
 # alone, and the third verified one node, which it accepted, and the end cut its bonus off.
-COUNTS = np.array([[2, 1, 2], [0, 0, 0]])
-TOKENS = np.array([[[5, 6, 0], [7, 0, 0], [8, 9, 0]], np.zeros((3, 3), int)])
-ORIGINS = np.array([[[1, -1, -1], [-1, -1, -1], [0, -1, -1]], np.full((3, 3), -1)])
-DRAFTED = np.array([[[2, 1], [0, 0], [1, 0]], [[0, 0]] * 3])
+COUNTS: Any = np.array([[2, 1, 2], [0, 0, 0]])
+TOKENS: Any = np.array([[[5, 6, 0], [7, 0, 0], [8, 9, 0]], np.zeros((3, 3), int)])
+ORIGINS: Any = np.array([[[1, -1, -1], [-1, -1, -1], [0, -1, -1]], np.full((3, 3), -1)])
+DRAFTED: Any = np.array([[[2, 1], [0, 0], [1, 0]], [[0, 0]] * 3])
 GAINS = Gains(COUNTS, TOKENS, ORIGINS, DRAFTED, None)
 SOURCES = ("head", "lookup")
 
