@@ -5,7 +5,6 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import NamedTuple
 
 import jax
@@ -101,11 +100,11 @@ class Draft(NamedTuple):
 
 def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Draft]:
     """What was drafted for one place of a batch, as `new_tokens` counts its calls."""
-    drafted = np.asarray(gains.drafted[at])
-    calls = np.nonzero(drafted.any(axis=1))[0]
+    calls = np.count_nonzero(gains.counts[at])  # the first ones, as in `new_tokens`
     return [
         Draft(first + call, dict(zip(sources, nodes, strict=True)))
-        for call, nodes in zip(calls.tolist(), drafted[calls].tolist(), strict=True)
+        for call, nodes in enumerate(gains.drafted[at][:calls].tolist())
+        if any(nodes)
     ]
 
 
@@ -181,13 +180,16 @@ class Counters:
         self.gained += len(decided)
         self.drafted_calls += len(drafted)
         for draft in drafted:
-            self.drafted.update(draft.nodes)
-        for _, own in groupby(decided, lambda token: token.call):
-            # What a call accepted is a path from the root's children on.
-            for depth, token in enumerate(own, start=1):
-                if token.origin:
-                    self.accepted[token.origin] += 1
-                    self.accepted_at[depth] += 1
+            for name, nodes in draft.nodes.items():
+                self.drafted[name] += nodes
+        call, depth = None, 0
+        for token in decided:
+            # What a call accepted is a path from a child of the root on.
+            depth = depth + 1 if token.call == call else 1
+            call = token.call
+            if token.origin:
+                self.accepted[token.origin] += 1
+                self.accepted_at[depth] += 1
 
     def count_compilations(self, owner: object) -> None:
         """Count what JAX compiles in this process from now on, while the owner lives."""
