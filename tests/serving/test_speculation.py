@@ -1,10 +1,12 @@
 """How well answers were drafted, beside their usage; and what of their prompts was cached."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
+from places import ROOT
 from servers import HTTP, body, post, serving, streamed
 
 from redrafter_jax.engine.messages import Draft, Event, Token
@@ -52,6 +54,14 @@ def test_the_example_of_vllms_documentation() -> None:
         "num_spec_tokens": 3,
         "by_drafter": {"head": {"num_accepted_draft_tokens": 10, "num_draft_tokens": 129}},
     }
+
+
+def test_the_documentation_explains_every_field() -> None:
+    section = (ROOT / "docs" / "serving.md").read_text().split("### How an answer was drafted\n")[1]
+    told: Any = Speculation().body(3)
+    assert set(re.findall(r"^\| `(\w+)` \|", section.split("\n### ")[0], re.MULTILINE)) == {*told}
+    example = json.loads(section.split("```json\n")[1].split("```")[0])
+    assert told_of(example).keys() == told.keys()
 
 
 def test_calls_after_the_end_of_an_answer_are_not_counted() -> None:
