@@ -101,11 +101,14 @@ class Draft(NamedTuple):
 def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Draft]:
     """What was drafted for one place of a batch, as `new_tokens` counts its calls."""
     calls = np.count_nonzero(gains.counts[at])  # the first ones, as in `new_tokens`
-    return [
-        Draft(first + call, dict(zip(sources, nodes, strict=True)))
-        for call, nodes in enumerate(gains.drafted[at][:calls].tolist())
-        if any(nodes)
-    ]
+    drafts = []
+    for call, counts in enumerate(gains.drafted[at][:calls].tolist()):
+        if any(counts):
+            nodes = dict.fromkeys(sources, 0)
+            for name, count in zip(sources, counts, strict=True):
+                nodes[name] += count  # two sources may have one name
+            drafts.append(Draft(first + call, nodes))
+    return drafts
 
 
 class Event(NamedTuple):

@@ -34,3 +34,9 @@ def test_what_was_accepted_is_counted_by_drafter_and_by_depth() -> None:
     assert counters.drafted == {"head": 10, "lookup": 3}
     assert counters.accepted == {"head": 3, "lookup": 2}
     assert counters.accepted_at == {1: 3, 2: 1, 3: 1}
+
+
+def test_nodes_of_two_sources_of_one_name_are_added() -> None:
+    # A lookup that is the drafter itself has the name of the lookup beside other drafters.
+    drafts = new_drafts(GAINS, 0, ("lookup", "lookup"), first=0)
+    assert drafts == [Draft(0, {"lookup": 3}), Draft(2, {"lookup": 1})]
