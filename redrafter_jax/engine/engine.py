@@ -24,7 +24,14 @@ from redrafter_jax.engine.device import (
     read_rows,
     write_texts,
 )
-from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, new_tokens
+from redrafter_jax.engine.messages import (
+    Counters,
+    Event,
+    QueueFull,
+    Request,
+    new_drafts,
+    new_tokens,
+)
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_size, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
@@ -73,7 +80,8 @@ class Engine:
       longest_path: P of the largest tree.
       steps_per_call: decode steps that one `advance` takes at most; each value compiles.
       counters: sums over all requests.
-      on_admission: called with a request's number when it gets its slot, before its prompt is read.
+      on_admission: called with a request's number when it gets its first slot, before its prompt is
+        read, and with how many of the prompt's tokens the cache holds already.
 
     Args:
       target: the target model.
@@ -148,7 +156,7 @@ class Engine:
         )
         self.longest_path = max(map(longest_path, trees))
         self.counters = Counters()
-        self.on_admission: Callable[[int], object] = lambda number: None
+        self.on_admission: Callable[[int, int], object] = lambda number, cached: None
         self.target = target
         self.drafter = bound.prepare(lender_of(target))
         self._context_length = context_length
@@ -320,7 +328,7 @@ class Engine:
                 if not row.preempted:
                     self.counters.prompt_tokens += row.read_until
                     self.counters.reused_tokens += row.cached
-                    self.on_admission(row.number)
+                    self.on_admission(row.number, row.cached)
             if rows and len(rows) == self.active:
                 self._trees.begin_text()
             runs.append(self._read(read))
@@ -420,18 +428,18 @@ class Engine:
                 continue
             number, request = row.number, row.request
             new = new_tokens(gains, at, self.sources, row.calls)
+            drafts = new_drafts(gains, at, self.sources, row.calls)
             row.add(new)
-            before, ended = events[number].decided if number in events else [], None
+            before, ended = events.get(number, Event(number, [])), None
             if done[at]:
                 ended = "stop" if row.text[-1] in row.arrays.stop_tokens else "length"
                 if row.text[-1] == NO_CHOICE:
                     ended = "not numbers"
                     new.pop()
                 self._free(index)
-            events[number] = Event(number, before + new, ended)
+            events[number] = Event(number, before.decided + new, ended, [*before.drafted, *drafts])
             if run.program:
-                drafted = zip(self.sources, gains.drafted[at].sum(axis=0).tolist(), strict=True)
-                self.counters.add(new, own_calls, dict(drafted))
+                self.counters.add(new, own_calls, drafts)
                 calls += request.speculate * own_calls
                 gained += request.speculate * len(new)
         if run.program:

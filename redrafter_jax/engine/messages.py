@@ -86,6 +86,31 @@ def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> l
     ]
 
 
+class Draft(NamedTuple):
+    """What was proposed to one target call of a request.
+
+    Attributes:
+      call: number of the call, as `Token` counts them.
+      nodes: by drafter, live nodes of the tree below its root.
+    """
+
+    call: int
+    nodes: dict[str, int]
+
+
+def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Draft]:
+    """What was drafted for one place of a batch, as `new_tokens` counts its calls."""
+    calls = np.count_nonzero(gains.counts[at])  # the first ones, as in `new_tokens`
+    drafts = []
+    for call, counts in enumerate(gains.drafted[at][:calls].tolist()):
+        if any(counts):
+            nodes = dict.fromkeys(sources, 0)
+            for name, count in zip(sources, counts, strict=True):
+                nodes[name] += count  # two sources may have one name
+            drafts.append(Draft(first + call, nodes))
+    return drafts
+
+
 class Event(NamedTuple):
     """What one `advance` decided for a request.
 
@@ -94,11 +119,14 @@ class Event(NamedTuple):
       decided: new tokens, up to and including the stop token.
       ended: "stop", "length", "cancelled", "deadline" or, where the target's scores were not
         numbers, "not numbers"; None while it goes on.
+      drafted: what was proposed to the target calls that decided them; a call without proposals
+        has no entry.
     """
 
     number: int
     decided: list[Token]
     ended: str | None = None
+    drafted: Sequence[Draft] = ()
 
     @property
     def tokens(self) -> list[int]:
@@ -127,8 +155,10 @@ class Counters:
       steps: decode steps.
       target_calls: decode steps, each counted for every row that it decoded.
       gained: tokens that they gained; over `target_calls`, it is the acceptance length.
+      drafted_calls: how many of the target calls had a draft to verify.
       drafted: by drafter, nodes that it proposed.
       accepted: by drafter, how many of its tokens were accepted.
+      accepted_at: by depth in the tree, from 1 on, how many drafted tokens were accepted there.
       prompt_tokens: of the requests that were admitted.
       reused_tokens: how many of these were in the cache already.
       prefill_passes: chunks that were read.
@@ -138,19 +168,31 @@ class Counters:
     steps: int = 0
     target_calls: int = 0
     gained: int = 0
+    drafted_calls: int = 0
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
+    accepted_at: Counter[int] = field(default_factory=Counter)
     prompt_tokens: int = 0
     reused_tokens: int = 0
     prefill_passes: int = 0
     compiled: int = 0
 
-    def add(self, decided: Sequence[Token], calls: int, drafted: dict[str, int]) -> None:
+    def add(self, decided: Sequence[Token], calls: int, drafted: Sequence[Draft]) -> None:
         """Count what target calls gained a request, and what was drafted for it."""
         self.target_calls += calls
         self.gained += len(decided)
-        self.accepted.update(token.origin for token in decided if token.origin)
-        self.drafted.update(drafted)
+        self.drafted_calls += len(drafted)
+        for draft in drafted:
+            for name, nodes in draft.nodes.items():
+                self.drafted[name] += nodes
+        call, depth = None, 0
+        for token in decided:
+            # What a call accepted is a path from a child of the root on.
+            depth = depth + 1 if token.call == call else 1
+            call = token.call
+            if token.origin:
+                self.accepted[token.origin] += 1
+                self.accepted_at[depth] += 1
 
     def count_compilations(self, owner: object) -> None:
         """Count what JAX compiles in this process from now on, while the owner lives."""

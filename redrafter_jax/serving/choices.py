@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from redrafter_jax.engine.messages import Event, Token
 from redrafter_jax.errors import InputError
+from redrafter_jax.serving.speculation import Speculation
 from redrafter_jax.text.tokenizer import UNDECODABLE, TextStream, special_tokens
 
 Finish = Literal["stop", "length"]
@@ -40,11 +41,13 @@ class Piece(NamedTuple):
       text: the text that became certain.
       tokens: the tokens that were decided.
       finish: why the answer ends here; None while it goes on.
+      speculation: how well the whole answer was drafted, where it ends here.
     """
 
     text: str
     tokens: list[Token]
     finish: Finish | None
+    speculation: Speculation | None = None
 
 
 class Choice:
@@ -72,6 +75,7 @@ class Choice:
         self._spell = spell or token_spellings(tokenizer)
         self._gap, self._raw_gap = gap, gap.encode()
         self._at_start = not self._stream.follows_text
+        self._speculation = Speculation()
         self.ended = False
 
     def take(self, event: Event) -> Piece:
@@ -103,7 +107,10 @@ class Choice:
             if self._stream.stopped:  # by what had been held back
                 finish = "stop"
         self.ended = finish is not None
-        return Piece("".join(token.text for token in tokens), tokens, finish)
+        if tokens:
+            self._speculation.add(event, tokens[-1].call)
+        text = "".join(token.text for token in tokens)
+        return Piece(text, tokens, finish, self._speculation if self.ended else None)
 
     def _without_gap(self, text: str) -> str:
         kept = text.removeprefix(self._gap)

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.config.limits import FieldError
@@ -33,7 +34,9 @@ class Job:
       choices: its choices, by their index in the request.
       seed: seed of the first choice.
       prompt_tokens: number of tokens of all prompts.
+      choices_each: number of choices of each prompt.
       began: when the request came, by the monotonic clock.
+      cached_tokens: how many of the prompts' tokens a cache held when their first choices began.
       completion_tokens: number of tokens decided so far.
       outcome: the outcome so far: a client that stops reading before the end has left.
     """
@@ -43,17 +46,20 @@ class Job:
     choices: Sequence[Choice]
     seed: int
     prompt_tokens: int
+    choices_each: int
     began: float
+    cached_tokens: int = 0
     completion_tokens: int = 0
     outcome: Outcome = "client_gone"
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Counts of tokens, as answers state them."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
@@ -64,13 +70,17 @@ class Job:
         """
         metrics, unfinished = self.service.metrics, len(self.choices)
         times = [_Times(self.began) for _ in self.choices]
+        unread = set(range(0, len(self.choices), self.choices_each))
         try:
             while unfinished:
                 step = await self.event_queue.get()
                 if isinstance(step, Exception):
                     raise step
-                for index, event in step:
+                for index, event, cached in step:
                     choice = self.choices[index]
+                    if index in unread:  # a prompt counts once, whatever its choices
+                        unread.remove(index)
+                        self.cached_tokens += cached
                     if choice.ended:
                         continue
                     piece = choice.take(event)
@@ -204,7 +214,8 @@ async def start_job(
         raise ApiError(400, str(error), field=request.prompt_field) from None
     except EngineFailedError:
         raise server_ends() from None
-    return Job(service, event_queue, choices, seed, sum(map(len, prompts)), began)
+    tokens = sum(map(len, prompts))
+    return Job(service, event_queue, choices, seed, tokens, request.n, began)
 
 
 def _sampling(request: BaseRequest) -> SamplingConfig:

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from redrafter_jax.engine.engine import Engine
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.serving.openai_errors import ApiError
 
 _NAME = "redrafter"
@@ -79,6 +80,7 @@ class Metrics(Collector):
             ("active_slots", "Requests that have a slot.", engine.active),
             ("waiting_requests", "Requests that wait for a slot.", engine.waiting),
             ("cache_pages", "Pages of the cache.", engine.pages),
+            ("cache_page_tokens", "Tokens that a page of the cache holds.", PAGE),
             ("cache_pages_used", "Pages that running requests have.", engine.pages_used),
             (
                 "cache_usage",
@@ -99,6 +101,11 @@ class Metrics(Collector):
                 sums.target_calls,
             ),
             (
+                "drafted_calls",
+                "Target calls that had a draft to verify, each counted for every row decoded.",
+                sums.drafted_calls,
+            ),
+            (
                 "gained_tokens",
                 "Tokens gained by target calls; over target_calls it is the acceptance length.",
                 sums.gained,
@@ -117,11 +124,29 @@ class Metrics(Collector):
             ),
         ):
             yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
-        for name, text, counts in (
-            ("drafted_tokens", "Nodes that a drafter proposed.", sums.drafted),
-            ("accepted_tokens", "Drafted tokens that the target chose too.", sums.accepted),
+        # All that may come have a value from the start, or rates would miss their first ones.
+        by, depths = engine.drafted_by, range(1, engine.longest_path)
+        for name, text, label, counts in (
+            (
+                "drafted_tokens",
+                "Nodes that a drafter proposed.",
+                "drafter",
+                {drafter: sums.drafted[drafter] for drafter in by},
+            ),
+            (
+                "accepted_tokens",
+                "Drafted tokens that the target chose too.",
+                "drafter",
+                {drafter: sums.accepted[drafter] for drafter in by},
+            ),
+            (
+                "accepted_tokens_at_depth",
+                "Drafted tokens that the target chose too, by their depth in the tree, from 1 on.",
+                "depth",
+                {str(depth): sums.accepted_at[depth] for depth in depths},
+            ),
         ):
-            family = CounterMetricFamily(f"{_NAME}_{name}", text, labels=["drafter"])
-            for drafter, count in dict(counts).items():
-                family.add_metric([drafter], count)
+            family = CounterMetricFamily(f"{_NAME}_{name}", text, labels=[label])
+            for key, count in counts.items():
+                family.add_metric([key], count)
             yield family

@@ -11,6 +11,7 @@ from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.openai_schema import BaseRequest
 from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
 from redrafter_jax.serving.service import Service
+from redrafter_jax.serving.speculation import Speculation
 
 
 class Answer(ABC):
@@ -27,7 +28,6 @@ class Answer(ABC):
         seed: int,
         prompts: Sequence[Sequence[int]],
     ) -> None:
-        del prompts  # of the choices; chats have one
         self.id = self.prefix + secrets.token_hex(12)
         self._head = {
             "id": self.id,
@@ -40,6 +40,10 @@ class Answer(ABC):
         self._top = request.top
         self._draft_trace = request.draft_trace
         self._include_usage = request.stream_options.include_usage
+        self._speculative_metrics = request.speculative_metrics
+        self._depth = service.draft_depth
+        self._several = request.n * len(prompts) > 1
+        self._speculation = Speculation()
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk before a choice's first token, if the API has one."""
@@ -51,22 +55,22 @@ class Answer(ABC):
         content = self._content(index, piece, whole=False)
         return self._chunk([self._choice(index, piece, offset, content)])
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any] | None:
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any] | None:
         """The last chunk, where it was asked for."""
         if not self._include_usage:
             return None
-        return self._chunk([]) | {"usage": usage | self._usage_details()}
+        return self._chunk([]) | {"usage": usage | self._usage_details()} | self._all_metrics()
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, int]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
         """The answer at once, of all that the steps added to each choice."""
         objects = []
         for index, pieces in enumerate(choices):
             text = "".join(piece.text for piece in pieces)
             tokens = [token for piece in pieces for token in piece.tokens]
-            piece = Piece(text, tokens, pieces[-1].finish)
+            piece = pieces[-1]._replace(text=text, tokens=tokens)
             objects.append(self._choice(index, piece, 0, self._content(index, piece, whole=True)))
-        usage = usage | self._usage_details()
-        return self._head | {"object": self.kind, "choices": objects, "usage": usage}
+        told = {"object": self.kind, "choices": objects, "usage": usage | self._usage_details()}
+        return self._head | told | self._all_metrics()
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self._include_usage else {}
@@ -82,7 +86,20 @@ class Answer(ABC):
                 {"token": token.id, "text": token.text, "call": token.call, "origin": token.origin}
                 for token in piece.tokens
             ]
+        if piece.speculation is not None:
+            self._speculation.include(piece.speculation)
+            if self._several:
+                choice |= self._metrics(piece.speculation)
         return choice
+
+    def _all_metrics(self) -> dict[str, Any]:
+        return self._metrics(self._speculation)
+
+    def _metrics(self, speculation: Speculation) -> dict[str, Any]:
+        """What is told of one choice or of all, where it was asked for."""
+        if not self._speculative_metrics:
+            return {}
+        return {"metrics": {"speculative_decoding": speculation.body(self._depth)}}
 
     def _usage_details(self) -> dict[str, Any]:
         return {}

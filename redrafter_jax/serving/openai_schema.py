@@ -186,6 +186,7 @@ class BaseRequest(_Fields):
       speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
         OpenAI's.
+      speculative_metrics: tell how many drafted tokens were accepted. Not OpenAI's.
     """
 
     labels: ClassVar[frozenset[str]] = _LABELS
@@ -209,6 +210,7 @@ class BaseRequest(_Fields):
     stream_options: StreamOptions = StreamOptions()
     speculation: bool = True
     draft_trace: bool = False
+    speculative_metrics: bool = False
 
     # Called for a field that is given. The fields above it are in `others.data`, a ValidationInfo,
     # whose protocol cannot be checked at run time.
@@ -218,6 +220,17 @@ class BaseRequest(_Fields):
         if options.include_usage and not others.data.get("stream"):
             raise ValueError("it needs stream: true; give it too, or leave both out")
         return options
+
+    @field_validator("speculative_metrics")
+    @classmethod
+    def _check_place(cls, asked: bool, others: Any) -> bool:
+        options = others.data.get("stream_options", StreamOptions())
+        if asked and others.data.get("stream") and not options.include_usage:
+            raise ValueError(
+                'a stream tells them beside its usage; give stream_options: {"include_usage": '
+                "true} too, or leave it out"
+            )
+        return asked
 
     @property
     def top(self) -> int | None:

@@ -73,7 +73,8 @@ class Server(uvicorn.Server):
         self._worker = Worker(engine, on_failure=self._fail, on_wait=metrics.queue.observe)
         self._drain_seconds = limits.drain
         spell = token_spellings(model.format.tokenizer, model.format.stop_tokens)
-        service = Service(self._worker, model, limits, spell, metrics)
+        depth = engine.longest_path - 1
+        service = Service(self._worker, model, limits, spell, metrics, depth)
         self._guard = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,

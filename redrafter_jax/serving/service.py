@@ -35,6 +35,7 @@ class Service(NamedTuple):
       limits: limits on requests.
       spell: the spelling of a token within a text.
       metrics: its counters.
+      draft_depth: drafted tokens that one target call may accept; 0 where nothing is drafted.
     """
 
     worker: Worker
@@ -42,3 +43,4 @@ class Service(NamedTuple):
     limits: ServeConfig
     spell: Callable[[int], Spelling]
     metrics: Metrics
+    draft_depth: int

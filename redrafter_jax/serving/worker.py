@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
@@ -16,16 +16,46 @@ from redrafter_jax.generation import not_numbers
 
 Status = Literal["warming up", "ready", "failed", "closed"]
 
-# What is decided of requests that came together: after every step, which of them have news, and the
-# news; an exception where nothing more will come. What is not read is kept: a slow reader delays
-# no step.
-EventQueue = asyncio.Queue[list[tuple[int, Event]] | Exception]
-
 _log = logging.getLogger(__name__)
+
+
+class News(NamedTuple):
+    """What is decided of one of several requests that came together.
+
+    Attributes:
+      request: which of them it is, by its place.
+      event: from the engine.
+      cached: tokens of its prompt that a cache held already.
+    """
+
+    request: int
+    event: Event
+    cached: int
+
+
+# What is decided of requests that came together, after every step; an exception where nothing more
+# will come. What is not read is kept: a slow reader delays no step.
+EventQueue = asyncio.Queue[list[News] | Exception]
 
 
 class EngineFailedError(Exception):
     """The engine has failed, or was closed: nothing more is decoded."""
+
+
+class _Asker(NamedTuple):
+    """Who waits for what is decided of a request.
+
+    Attributes:
+      event_queue: where it is told.
+      request: which of the requests that came together it is, by its place.
+      came: when it came, by the monotonic clock.
+      cached: as in `News`, once it has a slot.
+    """
+
+    event_queue: EventQueue
+    request: int
+    came: float
+    cached: int = 0
 
 
 class Worker:
@@ -48,16 +78,15 @@ class Worker:
     ) -> None:
         self.status: Status = "warming up"
         self._engine = engine
-        engine.on_admission = self._report_wait
+        engine.on_admission = self._take_admission
         self._on_failure = on_failure
         self._on_wait = on_wait
         self._calls: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._closing = False
         self._told = False
-        # By number in the engine: who waits for what is decided, which of theirs it is, and when it
-        # came.
-        self._running: dict[int, tuple[EventQueue, int, float]] = {}
+        # By number in the engine.
+        self._running: dict[int, _Asker] = {}
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -87,7 +116,7 @@ class Worker:
             try:
                 self._refuse_after_end()
                 for index, request in enumerate(requests):
-                    self._running[self._engine.submit(request)] = event_queue, index, came
+                    self._running[self._engine.submit(request)] = _Asker(event_queue, index, came)
             except Exception as error:
                 self._free(event_queue)
                 accepted.set_exception(error)
@@ -126,8 +155,8 @@ class Worker:
             raise EngineFailedError(f"the engine has {self.status}")
 
     def _free(self, event_queue: EventQueue, index: int | None = None) -> None:
-        for number, (owner, own, _) in list(self._running.items()):
-            if owner is event_queue and index in (None, own):
+        for number, asker in list(self._running.items()):
+            if asker.event_queue is event_queue and index in (None, asker.request):
                 del self._running[number]
                 self._engine.cancel(number)
 
@@ -156,17 +185,18 @@ class Worker:
             _log.info("Compiled %d of %d programs.", ready, programs)
         return not self._closing
 
-    def _report_wait(self, number: int) -> None:
-        _, _, came = self._running[number]
-        self._on_wait(time.monotonic() - came)
+    def _take_admission(self, number: int, cached: int) -> None:
+        asker = self._running[number]
+        self._running[number] = asker._replace(cached=cached)
+        self._on_wait(time.monotonic() - asker.came)
 
     def _deliver(self, events: Sequence[Event]) -> None:
-        arrived: dict[EventQueue, list[tuple[int, Event]]] = defaultdict(list)
+        arrived: dict[EventQueue, list[News]] = defaultdict(list)
         for event in events:
             if event.number not in self._running:
                 continue  # cancelled
-            event_queue, index, _ = self._running[event.number]
-            arrived[event_queue].append((index, event))
+            asker = self._running[event.number]
+            arrived[asker.event_queue].append(News(asker.request, event, asker.cached))
             if event.ended:
                 del self._running[event.number]
             if event.ended == "not numbers" and not self._told:
@@ -175,14 +205,14 @@ class Worker:
         for event_queue, own in arrived.items():
             self._post(event_queue, own)
 
-    def _post(self, event_queue: EventQueue, arrived: list[tuple[int, Event]] | Exception) -> None:
+    def _post(self, event_queue: EventQueue, arrived: list[News] | Exception) -> None:
         self._loop.call_soon_threadsafe(event_queue.put_nowait, arrived)
 
     def _end(self, status: Status) -> None:
         with self._changed:
             self.status, calls, self._calls = status, self._calls, []
         error = EngineFailedError(f"the engine has {status}")
-        for event_queue in {event_queue for event_queue, _, _ in self._running.values()}:
+        for event_queue in {asker.event_queue for asker in self._running.values()}:
             self._post(event_queue, error)
         self._running.clear()
         for call in calls:

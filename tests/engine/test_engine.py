@@ -1,10 +1,11 @@
 """Requests that come and go: each gets what `generate` gives it, whatever else is decoded."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import jax
 import numpy as np
@@ -224,6 +225,15 @@ def test_calls_and_origins_say_who_proposed_what(make_engine: MakeEngine) -> Non
     assert counters.target_calls == len(calls) + 20 - 2
     proposed = [token.origin for token in event.decided if token.origin]
     assert counters.accepted == {name: proposed.count(name) for name in set(proposed)}
+    lengths = [len(own) - 1 for own in calls]
+    assert counters.accepted_at == {
+        depth: sum(length >= depth for length in lengths) for depth in range(1, max(lengths) + 1)
+    }
+    nodes = {draft.call: draft.nodes for draft in event.drafted}
+    assert counters.drafted_calls == len(nodes) > 1
+    assert all(length <= sum(nodes.get(n, {}).values()) for n, length in enumerate(lengths))
+    assert counters.drafted == sum((Counter(one) for one in nodes.values()), Counter())
+    assert told[silent].drafted == []
     for name, accepted in counters.accepted.items():
         assert counters.drafted[name] >= accepted
 
@@ -262,6 +272,7 @@ def test_a_beginning_is_shared_with_a_row_that_goes_on(
     shallow_target: Target, make_engine: MakeEngine
 ) -> None:
     engine = make_engine()
+    engine.on_admission = Mock()
     prompt = [n % 24 for n in range(PAGE)]
     requests = [Request([*prompt, n], 30, n, stop_tokens=()) for n in range(3)]
     for request in requests:
@@ -269,6 +280,7 @@ def test_a_beginning_is_shared_with_a_row_that_goes_on(
     told = run(engine)
     assert engine.counters.prefill_passes == 9 + 1 + 1
     assert engine.counters.reused_tokens == 2 * PAGE
+    assert engine.on_admission.mock_calls == [call(0, 0), call(1, PAGE), call(2, PAGE)]
     texts = generated(shallow_target, requests).tokens[:3]
     assert [told[number].tokens for number in range(3)] == texts
 
@@ -291,7 +303,7 @@ def test_a_long_prompt_is_admitted_and_then_stops_nobody_for_more_than_a_chunk(
         assert told == ["admitted", *["read_rows", "decode_rows"] * passes]
         assert [len(events[number].tokens) for number in running] == [STEPS] * 2
         assert (long in events) == (passes == 7), "50 tokens are seven chunks of 8"
-    device.admitted.assert_called_once_with(long)
+    device.admitted.assert_called_once_with(long, 0)
 
 
 def test_deadlines_end_rows_that_wait_and_rows_that_run(make_engine: MakeEngine) -> None:

@@ -178,7 +178,7 @@ def test_a_request_that_has_given_way_tells_each_token_once(target: Target) -> N
     engine = engine_of(target, None, 4, tree=None, slots=2)
     requests = [Request([n], 3 * PAGE, n, stop_tokens=()) for n in (1, 2)]
     told_of: list[int] = []
-    engine.on_admission = told_of.append
+    engine.on_admission = lambda number, cached: told_of.append(number)
     for request in requests:
         engine.submit(request)
     told = run(engine)

@@ -104,4 +104,5 @@ def gather(told: dict[int, Event], events: Sequence[Event]) -> None:
     for event in events:
         before = told.get(event.number, Event(event.number, []))
         assert before.ended is None, "nothing follows the end"
-        told[event.number] = event._replace(decided=before.decided + event.decided)
+        decided, drafted = before.decided + event.decided, [*before.drafted, *event.drafted]
+        told[event.number] = event._replace(decided=decided, drafted=drafted)

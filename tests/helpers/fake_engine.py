@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable
 
 from redrafter_jax.engine.engine import Engine
-from redrafter_jax.engine.messages import Counters, Event, QueueFull, Request, Token
+from redrafter_jax.engine.messages import Counters, Draft, Event, QueueFull, Request, Token
 from redrafter_jax.errors import InputError
 
 
 class FakeEngine(Engine):
     """Answers a prompt with its own tokens, over and over, from the seed's place on, two per step.
+
+    Of a prompt half is cached, rounded down; each step had three nodes to verify.
 
     Args:
       slots: requests that advance together.
@@ -35,7 +37,8 @@ class FakeEngine(Engine):
     ) -> None:
         # Nothing of a real one is made.
         self.counters = Counters()
-        self.on_admission = lambda number: None
+        self.on_admission = lambda number, cached: None
+        self.longest_path = 2
         self.places, self.queue_limit = slots, queue_limit
         self.seconds, self.fails, self.warm, self.gate = seconds, fails, warm, gate
         self.paused = False
@@ -55,6 +58,10 @@ class FakeEngine(Engine):
     @property
     def preemptions(self) -> int:
         return 0
+
+    @property
+    def drafted_by(self) -> tuple[str, ...]:
+        return ("lookup",)
 
     def warm_up(self, proceed: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
         while self.warm is not None and not self.warm.wait(timeout=0.01) and proceed(1, 1):
@@ -89,7 +96,7 @@ class FakeEngine(Engine):
         for number in list(self.requests)[: self.places]:
             if number > self.told:
                 self.told = number
-                self.on_admission(number)
+                self.on_admission(number, len(self.requests[number][0].prompt) // 2)
         time.sleep(self.seconds)
         if self.paused:
             return []
@@ -112,7 +119,8 @@ class FakeEngine(Engine):
             ended = "length" if end == request.max_new_tokens else None
             if time.monotonic() > request.deadline:
                 ended = "deadline"
-            events.append(Event(number, tokens, ended))
+            drafts = [Draft(decided // 2, {"lookup": 3})]
+            events.append(Event(number, tokens, ended, drafts))
             self.requests[number] = request, end
             if ended:
                 del self.requests[number]

@@ -5,6 +5,8 @@ from typing import Any
 from servers import HTTP, body, post, streamed, text_of
 
 HEAD = {"model": "tiny", "system_fingerprint": "fp_tiny", "seed": 0}
+# Of three tokens.
+CACHED = {"prompt_tokens_details": {"cached_tokens": 1}}
 # In the tokenizer of bytes "!" is the first token, and "a" the 65th.
 OTHER = {"token": "!", "logprob": -1.0, "bytes": [33]}
 TRACE = [
@@ -45,7 +47,7 @@ def test_a_chat_with_all_that_can_be_told(base: str) -> None:
                 "draft_trace": TRACE,
             }
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "usage": CACHED | {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }
 
 
@@ -97,7 +99,7 @@ def test_a_completion_up_to_a_stop_string(base: str) -> None:
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
+        "usage": CACHED | {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
     }
     with streamed(base, prompt="abc", limit=9, stop="cab") as events:
         assert text_of(events) == "ab"
@@ -121,7 +123,8 @@ def test_choices_of_a_stream_come_side_by_side(base: str) -> None:
         chunk(1, "a", "length"),
     ]
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    counts = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert usage["usage"] == CACHED | counts
     assert done == "[DONE]"
     whole = post(base, json=body("abc", 3, n=2)).json()
     assert [(one["index"], one["text"]) for one in whole["choices"]] == [(0, "abc"), (1, "bca")]

@@ -1,5 +1,6 @@
 """OpenAI's own client gets from a server process the texts that `generate` gives."""
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_a_stream_brings_the_same_text_in_pieces_and_says_who_proposed_it(
 ) -> None:
     expected = decode(alone("abc\n", 60, 6)[0])
     asked: dict[str, Any] = {"max_tokens": 60, "seed": 6, "stream": True}
-    watched = {"speculation": speculation, "draft_trace": True}
+    watched = {"speculation": speculation, "draft_trace": True, "speculative_metrics": True}
     usage = {"include_usage": True}
     *chunks, end = chat(client, "abc", **asked, stream_options=usage, extra_body=watched)
     told = [chunk.choices[0] for chunk in chunks]
@@ -92,6 +93,7 @@ def test_a_stream_brings_the_same_text_in_pieces_and_says_who_proposed_it(
     assert [choice.finish_reason for choice in told[-2:]] == [None, "length"]
     assert end.choices == []
     assert end.usage.total_tokens == 64
+    assert end.usage.prompt_tokens_details.cached_tokens == 0, "shorter than a page"
     tokens = [token for choice in told for token in getattr(choice, "draft_trace", [])]
     assert "".join(token["text"] for token in tokens) == expected
     assert {token["origin"] for token in tokens} == origins
@@ -100,6 +102,14 @@ def test_a_stream_brings_the_same_text_in_pieces_and_says_who_proposed_it(
     own = [token["call"] for token in tokens if token["origin"] is None]
     assert own == sorted({*calls})
     assert calls == sorted(calls)
+    metrics = end.metrics["speculative_decoding"]
+    steps = max(calls) if speculation else 0  # call 0 reads the prompt
+    accepted = Counter(calls[1:].count(call) - 1 for call in range(1, steps + 1))
+    depth = metrics["num_spec_tokens"]
+    assert metrics["acceptance_histogram"] == [accepted[count] for count in range(depth + 1)]
+    assert metrics["num_spec_steps"] == steps
+    assert metrics["num_accepted_draft_tokens"] == len(tokens) - len(own)
+    assert metrics["num_draft_tokens"] >= steps * depth
     pieces = complete(client, "abc\n", **asked)
     assert "".join(chunk.choices[0].text for chunk in pieces) == expected
 

@@ -1,0 +1,70 @@
+"""How well an answer was drafted, as vLLM names it in its answers.
+
+The object is that of `--per-request-spec-decode-metrics summary`
+(https://github.com/vllm-project/vllm/pull/48915), so that what reads vLLM's reads this one. A draft
+is a tree here: all of its nodes are drafted tokens, and the histogram counts how deep it was right.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from redrafter_jax.engine.messages import Event
+
+
+@dataclass
+class Speculation:
+    """Sums over target calls that had a draft to verify.
+
+    Attributes:
+      drafted: by drafter, nodes that it proposed.
+      accepted: by drafter, how many of its tokens were accepted.
+      calls: by the number of drafted tokens that were accepted, the calls that accepted so many.
+    """
+
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    calls: Counter[int] = field(default_factory=Counter)
+
+    def add(self, event: Event, last_call: int) -> None:
+        """Count the calls of an event up to one of them, that one whole."""
+        own = [one for one in event.decided if one.origin and one.call <= last_call]
+        self.accepted.update(one.origin for one in own if one.origin)
+        accepted = Counter(one.call for one in own)
+        for draft in event.drafted:
+            if draft.call <= last_call:
+                self.drafted.update(draft.nodes)
+                self.calls[accepted[draft.call]] += 1
+
+    def include(self, other: "Speculation") -> None:
+        """Count what another answer counted."""
+        self.drafted.update(other.drafted)
+        self.accepted.update(other.accepted)
+        self.calls.update(other.calls)
+
+    def body(self, depth: int) -> dict[str, Any] | None:
+        """The JSON object; None where nothing can be drafted.
+
+        Args:
+          depth: drafted tokens that one call may accept.
+        """
+        if not depth:
+            return None
+        calls, drafted, accepted = self.calls.total(), self.drafted.total(), self.accepted.total()
+        return {
+            "mean_acceptance_length": 1 + accepted / calls if calls else 1.0,
+            "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+            "acceptance_histogram": [self.calls[count] for count in range(depth + 1)],
+            "num_spec_steps": calls,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            "num_spec_tokens": depth,
+            "by_drafter": {
+                name: {
+                    "num_accepted_draft_tokens": self.accepted[name],
+                    "num_draft_tokens": count,
+                }
+                for name, count in self.drafted.items()
+                if count
+            },
+        }
