@@ -12,8 +12,7 @@ from statistics import median
 
 from redrafter_jax import load_drafter, load_target, load_tokenizer, load_tree_table
 from redrafter_jax.config import SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.drafters.head_drafter import LoadedHead
+from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.engine.requests import tokenize
