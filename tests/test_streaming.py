@@ -13,6 +13,7 @@ from tiny_models import random_target
 
 from redrafter_jax import InputError, KeptCache, generate, generate_autoregressive, stream
 from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import to_host
 
@@ -112,7 +113,7 @@ def test_closing_a_stream_frees_its_state(
 def test_a_kept_cache_never_changes_what_is_said(
     habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
-    kept = KeptCache(context_length=60)
+    kept = KeptCache(context_length=150)
     options: dict[str, Any] = {"sampling": MIXED[1], "tree": DRAFT}
 
     def say(prompt: list[int], limit: int = 12, updates: int = 99) -> list[int]:
@@ -134,7 +135,7 @@ def test_a_kept_cache_never_changes_what_is_said(
         )
         return plain.tokens[0]
 
-    first = PROMPTS[2]
+    first = (PROMPTS[2] * PAGE)[: PAGE + 5]
     answer = say(first)
     assert answer == alone(first)
     # The next turn goes on from all of it; then from a stream that was closed early; then from
@@ -142,13 +143,13 @@ def test_a_kept_cache_never_changes_what_is_said(
     second = [*first, *answer, 4, 4]
     part = say(second, updates=3)
     assert part == alone(second)[: len(part)]
-    for prompt in ([*second, *part, 1], [*second[:9], 2, 7], [8, 1]):
+    for prompt in ([*second, *part, 1], [*second[: PAGE + 2], 2, 7], [8, 1]):
         assert say(prompt) == alone(prompt)
     # What a step that was interrupted left behind is gone, and is read again.
     assert kept._engine is not None
     kept._engine._state.root.delete()
     assert say(second) == alone(second)
-    with pytest.raises(InputError, match="do not fit the 60 of kept_cache"):
+    with pytest.raises(InputError, match="do not fit the 150 of kept_cache"):
         say(second, limit=250)
     assert say(first) == answer
 

@@ -55,11 +55,14 @@ def verified_step(
       The state; what was decided; the target's scores and hidden states over the tree.
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
-    drafted = propose(decoder, drafter, state, noise, tree)
+    # A row that is done keeps its text, but nobody waits until attention has read it.
+    lengths = jnp.where(state.done, 0, state.cache.lengths)
+    seen = state._replace(cache=state.cache._replace(lengths=lengths))
+    drafted = propose(decoder, drafter, seen, noise, tree)
     nodes = None
     if tree is not None and (total := tree.shared_nodes(len(state.root))):
         drafted, nodes = share_nodes(drafted, ~state.done, total)
-    verified = verify(decoder, drafted, state.cache, drafter.layers(decoder.config), nodes)
+    verified = verify(decoder, drafted, seen.cache, drafter.layers(decoder.config), nodes)
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace, verified
 

@@ -92,8 +92,7 @@ class Drafter(ABC):
         """Take in decided tokens: of a chunk of a prompt, or of the path of a step.
 
         The only writer of its layers of the cache: what was drafted and rejected never enters them.
-        To read the same tokens again must give the same: the last chunk of a prompt may begin with
-        tokens that were read before.
+        A text that has lost its slot is read again, from the beginning of a page on.
 
         Args:
           target: the target, for its embedding.

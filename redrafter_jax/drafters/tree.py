@@ -125,10 +125,12 @@ def share_nodes(
       total: M, B or more.
 
     Returns:
-      The trees, and the nodes that are kept: node n of row b is number b N + n.
+      The trees, and M numbers, those of the kept nodes first: node n of row b is b N + n.
     """
     is_root = jnp.arange(tree.tokens.shape[1]) == 0
-    scores = jnp.where(is_root, jnp.inf, tree.log_probs)
+    # A drafter of one's own may say NaN, which `top_k` would rank above the roots.
+    scores = jnp.where(jnp.isnan(tree.log_probs), -jnp.inf, jnp.minimum(tree.log_probs, 0.0))
+    scores = jnp.where(is_root, jnp.inf, scores)
     scores = jnp.where(active[:, None], scores, -jnp.inf)
     _, nodes = jax.lax.top_k(scores.reshape(-1), total)
     kept = jnp.zeros(scores.size, bool).at[nodes].set(True).reshape(scores.shape)

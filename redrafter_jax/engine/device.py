@@ -202,9 +202,8 @@ def read_rows(
     B, C = len(state.done), requests.tokens.shape[1]
     live, lengths = rows < B, requests.lengths
     old = state if len(rows) == B else _rows_of(state, rows)
-    start = jnp.where(live, begins, old.cache.lengths)
-    # A row that reads nothing has no token past its cache.
-    ends = jnp.where(live, lengths, start)
+    # A row that reads nothing has no text, as far as the pass goes.
+    start, ends = (jnp.where(live, one, 0) for one in (begins, lengths))
     fresh = jnp.concatenate([requests.tokens, following[:, None]], axis=1)
     decoder = target.merge()
     # What the request before it left is another text's.
@@ -230,7 +229,7 @@ def read_rows(
     tokens = tokens.at[jnp.arange(len(rows)), at_end].set(read.root, mode="drop")
     new = DecodeState(
         tokens=tokens,
-        cache=read.cache,
+        cache=read.cache._replace(lengths=jnp.where(live, read.cache.lengths, old.cache.lengths)),
         own=read.own,
         root=read.root,
         speculates=speculates,

@@ -95,7 +95,8 @@ class Engine:
       cache_memory: bytes of the cache on each device, in pages of 64 tokens that all texts share;
         None for as many as all slots may need. Requests wait while there are too few; where a text
         that goes on finds none, the request that came last gives up its slot and goes on later.
-      queue_limit: requests that may wait beyond those that free slots can take; None for no limit.
+      queue_limit: requests that may wait beyond those that free slots can take, of which there are
+        none while pages are lacking; None for no limit.
       stop_tokens: tokens that end a row; None takes the target's.
       steps_per_call: decode steps between two looks at what has ended; None for as many as a text
         may need.
@@ -185,6 +186,8 @@ class Engine:
         )
         self._ended: list[Event] = []
         self._submitted = 0
+        # Whether the host knows all that the device has done, and the other way round.
+        self._in_step = True
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._idle = idle_row(target, self._stop_tokens)
@@ -204,8 +207,8 @@ class Engine:
 
     @property
     def intact(self) -> bool:
-        """Whether it can go on: a step that was interrupted took the state along."""
-        return not self._state.root.is_deleted()
+        """Whether the last `advance` came to its end, so that host and device agree."""
+        return self._in_step and not self._state.root.is_deleted()
 
     @property
     def active(self) -> int:
@@ -285,7 +288,8 @@ class Engine:
                 "context_length."
             )
         limit = self._queue_limit
-        if limit is not None and self.waiting - (self.slots - self.active) >= limit:
+        admitted_next = 0 if self._scheduler.lacks_pages else self.slots - self.active
+        if limit is not None and self.waiting - admitted_next >= limit:
             seconds = (self._clock() - self._ends[0]) / max(1, len(self._ends) - 1)
             raise QueueFull(f"{self.waiting} requests wait, as many as may; ask later.", seconds)
         if not self.busy:
@@ -313,8 +317,14 @@ class Engine:
 
         Returns:
           What is new, one event for each request with something new.
+
+        Raises:
+          InputError: the call before was interrupted, so that nobody knows what it decided.
         """
+        if not self.intact:
+            raise InputError("The engine was interrupted within a step; make another one.")
         now = self._clock()
+        self._in_step = False
         self._end("deadline", lambda row: now > row.request.deadline)
         runs: list[_Run] = []
         most = self.steps_per_call if steps is None else min(steps, self.steps_per_call)
@@ -343,6 +353,7 @@ class Engine:
         finished = time.perf_counter()
         for run, (gains, done) in zip(runs, results, strict=True):
             self._collect(run, gains, done, finished, events)
+        self._in_step = True
         return list(events.values())
 
     def _read(self, read: Pass) -> _Run:
@@ -361,7 +372,7 @@ class Engine:
             top=self._top,
         )
         # Whoever is read from now on comes after it.
-        self._scheduler.index()
+        self._scheduler.publish()
         self.counters.prefill_passes += 1
         return _Run(read.places, result, None)
 

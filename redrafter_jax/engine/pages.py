@@ -19,7 +19,7 @@ class Holding:
     Attributes:
       pages: numbers of its pages.
       indexed: how many of them, from the first on, are full and can be found by their tokens.
-      beginning: number of the beginning that those hold, 0 for none.
+      beginning: number of the beginning that the indexed pages hold; 0 while there are none.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class PagePool:
         return PAGE * len(self._find(text))
 
     def begin(self, text: Sequence[int], tokens: int, spare: int = 0) -> Holding | None:
-        """Pages for a text of so many `tokens` to come, the first ones full if others hold them.
+        """Pages for the first `tokens` tokens of a text; those that hold its beginning are shared.
 
         None where `spare` pages would not be left for others.
         """

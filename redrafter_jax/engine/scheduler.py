@@ -22,7 +22,7 @@ class Row:
       request: as it came.
       arrays: of NumPy, for one row; tokens are left out.
       text: prompt and decided tokens.
-      read_until: tokens that are read before it decodes: the text as it was when it got its slot.
+      read_until: length of its text when it got its slot; it decodes once so many are cached.
       cached: tokens of the text in the cache.
       is_new: whether nothing has been read since it got its slot.
       calls: target calls that decided tokens, the one that read the prompt included.
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def reading(self) -> bool:
-        """Whether its prompt is not in the cache yet."""
+        """Whether its text, as it was when it got its slot, is not whole in the cache yet."""
         return self.cached < self.read_until
 
     def add(self, decided: Sequence[Token]) -> None:
@@ -53,7 +53,7 @@ class Row:
         self.calls = decided[-1].call + 1
 
     def cached_after(self, tokens: int) -> int:
-        """Tokens in its cache at most, once so many more are decided.
+        """The most tokens that its cache can hold after so many more are decided.
 
         A row ends at its limit, and its last token is not cached.
         """
@@ -93,8 +93,9 @@ class Scheduler:
       parts: the slots of each part.
       queue: requests that wait, the earliest first.
       pools: the pages of each part.
-      tables: of every slot the numbers of its pages, and any numbers past them.
-      changed: whether they are others than when the device was told of them.
+      tables: page numbers of every slot; past a text's last page anything.
+      changed: whether the device has older tables.
+      lacks_pages: whether the first of the queue waits for pages, not for a slot.
       preemptions: how often a request has lost its slot.
     """
 
@@ -108,6 +109,7 @@ class Scheduler:
         self.pools = [PagePool(pages, lookahead) for _ in range(parts)]
         self.tables: Int[np.ndarray, "B M"] = np.zeros((slots, width), np.int32)
         self.changed = True
+        self.lacks_pages = False
         self.preemptions = 0
         self._prompts = prompts
 
@@ -131,9 +133,9 @@ class Scheduler:
     def admit(self, tokens: int) -> Pass:
         """Take in from the queue what has room in the next prefill pass, first come, first served.
 
-        A pass takes as long for one prompt as for all that it has room for: while rows decode, none
-        is taken in before there are free slots for as many. A request gets pages for its prompt and
-        so many `tokens` more, where there are enough for those who run to gain as many.
+        A pass costs the same however many prompts it reads. So while rows decode, requests wait
+        until free slots can fill a pass, or take all who wait. A request gets pages for its text
+        and so many `tokens` more, where there are enough for those who run to gain as many.
         """
         most, running = self._prompts, self.running
         reading = [
@@ -142,6 +144,7 @@ class Scheduler:
         ]
         free = [[index for index in part if self.slots[index] is None] for part in self.parts]
         admitted: set[int] = set()
+        self.lacks_pages = False
         if sum(map(len, free)) >= min(most, len(self.queue)) or not self.decoding:
             while self.queue:
                 room = [
@@ -151,6 +154,7 @@ class Scheduler:
                 ]
                 number = self._place(self.queue[0], room, tokens)
                 if number is None:
+                    self.lacks_pages = bool(room)
                     break
                 index = free[number].pop(0)
                 self.slots[index] = self.queue.pop(0)
@@ -180,14 +184,14 @@ class Scheduler:
                     break
                 self._preempt(next(one for one in reversed(self.running) if one in part))
 
-    def index(self) -> None:
+    def publish(self) -> None:
         """Let later requests find what the pages of those who run hold by now."""
         for index in self.running:
-            self._index(index)
+            self._publish(index)
 
     def free(self, index: int) -> None:
         """Free a slot; its pages keep what they hold until others need them."""
-        self._index(index)
+        self._publish(index)
         self._part_of(index)[0].release(self.row(index).holding)
         self.slots[index] = None
 
@@ -205,15 +209,22 @@ class Scheduler:
     def _place(self, row: Row, numbers: Sequence[int], tokens: int) -> int | None:
         """Give a row its pages; the part that they are of, None where no part has enough.
 
-        The part with the longest beginning of the text comes first, then the one with most pages.
+        Parts are filled evenly: one that holds a beginning of the text may have a row more. Of
+        those the one with the longest beginning comes first, then the one with most free pages.
         """
         row.read_until, row.cached, row.is_new = len(row.text), 0, True
         shared = {number: self.pools[number].shared_with(row.text) for number in numbers}
-        for number in sorted(
-            numbers, key=lambda one: (shared[one], self.pools[one].available), reverse=True
-        ):
-            pool, part = self.pools[number], self.parts[number]
-            others = (one for one in map(self.slots.__getitem__, part) if one is not None)
+        rows = {
+            number: [one for one in map(self.slots.__getitem__, self.parts[number]) if one]
+            for number in numbers
+        }
+
+        def rank(number: int) -> tuple[int, int, int]:
+            load = len(rows[number]) - (shared[number] > 0)
+            return load, -shared[number], -self.pools[number].available
+
+        for number in sorted(numbers, key=rank):
+            pool, others = self.pools[number], rows[number]
             spare = sum(pool.missing(one.holding, one.cached_after(tokens)) for one in others)
             holding = pool.begin(row.text, row.cached_after(tokens), spare)
             if holding is not None:
@@ -234,7 +245,7 @@ class Scheduler:
         number = index // len(self.parts[0])
         return self.pools[number], self.parts[number]
 
-    def _index(self, index: int) -> None:
+    def _publish(self, index: int) -> None:
         row = self.row(index)
         self._part_of(index)[0].index(row.holding, row.text, row.cached)
 

@@ -29,7 +29,7 @@ def read_whole(scheduler: Scheduler, read: Pass, root: int = 5) -> None:
     for index in read.places.values():
         row = scheduler.row(index)
         row.cached = row.read_until
-        scheduler.index()
+        scheduler.publish()
         row.add([Token(root, row.calls, None)])
 
 

@@ -11,7 +11,7 @@ import pytest
 from places import GOLDENS
 from trees import tree_of
 
-from redrafter_jax import KeptCache, TreeConfig, generate, load_target, make_mesh, stream
+from redrafter_jax import TreeConfig, generate, load_target, make_mesh
 from redrafter_jax.decoding.accept import accept
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.models.cache import append, commit, init_cache
@@ -150,16 +150,3 @@ def test_generate_writes_hugging_faces_text_past_windows_and_thresholds(
     speculative = generate(target, PromptLookup(), [prompt], **options)
     assert speculative.tokens == [expected]
     assert speculative.acceptance_length > 1.1
-
-
-@pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("folder", [FAMILIES / "gemma3"], indirect=True)
-def test_a_kept_cache_goes_on_past_windows(target: Target, answers: dict[str, np.ndarray]) -> None:
-    prompt, expected = answers["prompt"].tolist(), answers["greedy"].tolist()
-    kept, written = KeptCache(64), list[int]()
-    for count in (9, len(expected) - 9):
-        asked = [[*prompt, *written]]
-        options: dict[str, Any] = {"max_new_tokens": count, "tree": LOOKUP, "kept_cache": kept}
-        updates = stream(target, PromptLookup(), asked, **options)
-        written += [token for update in updates for token in update.tokens[0]]
-    assert written == expected

@@ -132,12 +132,14 @@ def test_other_kinds_of_pair_say_the_same_on_a_mesh(
         "max_new_tokens": 12,
         "sampling": [SamplingConfig(), SamplingConfig(1.0)],
     }
-    prompts, kept = [[1, 2, 3], [4] * 9], KeptCache(64)
+    prompts, kept = [[1, 2, 3] * 30, [4] * 90], KeptCache(200)
     expected = generate_autoregressive(target, prompts, **asked).tokens
     split = place(target, mesh), place(drafter, mesh)
     for _ in range(2):  # the second time from the cache of the first
         *_, last = stream(*split, prompts, tree=DRAFT, steps_per_yield=16, kept_cache=kept, **asked)
         assert last.generation.tokens == expected
+    assert kept._engine is not None
+    assert kept._engine.counters.reused_tokens == 2 * PAGE
 
 
 def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, LoadedHead]) -> None:
