@@ -52,10 +52,10 @@ def engine_of(target: Target, drafter: Any, pages: int | None, **options: Any) -
         "prefill_chunk": 32,
         "row_counts": (),
     }
-    bound, _ = bind_models(target, drafter, TREE if drafter else None)
-    memory = pages and pages * page_bytes(target, bound)
-    shapes["cache_memory"] = memory
-    return Engine(target, drafter, **(shapes | options))
+    given = shapes | options
+    bound, _ = bind_models(target, drafter, given["tree"])
+    memory = {"cache_memory": pages and pages * page_bytes(target, bound)}
+    return Engine(target, drafter, **(memory | given))
 
 
 def requests_of(count: int, seed: int) -> list[Request]:
