@@ -34,7 +34,8 @@ def test_by_default_this_machine_alone_may_ask_without_a_key_or_with_the_environ
 
 def test_the_example_for_kubernetes_is_read_and_its_command_is_taken() -> None:
     text = (ROOT / "docs" / "serving.md").read_text()
-    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (block,) = (one for one in blocks if "kind: Deployment" in one)
     deployment, service = yaml.safe_load_all(block)
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]

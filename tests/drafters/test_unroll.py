@@ -100,7 +100,8 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., jax.Array]:
     seen: list[jax.Array] = []
     path: list[jax.Array] = []
 
-    def follow(advance: Any, grown: Any, root: jax.Array, *rest: Any) -> Beams:
+    def follow(advance: Any, grown: Any, root: jax.Array, *rest: Any, **how: Any) -> Beams:
+        del how
         del rest
         grown, logits = advance(grown, root[:, None], 0)
         seen.append(logits[:, 0])

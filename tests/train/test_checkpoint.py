@@ -70,7 +70,7 @@ def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path:
     assert len(refusals) > 3
     for refusal in refusals:
         assert re.match(
-            r"Checkpoint 2 in .* cannot be read \(.+\); mend that, or remove 2 to go on", refusal
+            r"Checkpoint 2 in .* cannot be read \(.+\); mend it, or delete 2 to go on", refusal
         )
 
 
