@@ -54,8 +54,8 @@ def engine_of(target: Target, drafter: Any, pages: int | None, **options: Any) -
     }
     given = shapes | options
     bound, _ = bind_models(target, drafter, given["tree"])
-    memory = {"cache_memory": pages and pages * page_bytes(target, bound)}
-    return Engine(target, drafter, **(memory | given))
+    given.setdefault("cache_memory", pages and pages * page_bytes(target, bound))
+    return Engine(target, drafter, **given)
 
 
 def requests_of(count: int, seed: int) -> list[Request]:
