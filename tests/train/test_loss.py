@@ -78,7 +78,7 @@ def guesses(
     state, scores = jnp.zeros(16), []
     for token in tokens:
         state = head.step(state, decoder.embed_tokens[...][token])
-        scores.append(head.logits(context, state, scorer))
+        scores.append(head.logits(head.inputs(context, state), scorer))
     return scores
 
 
