@@ -6,7 +6,7 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from redrafter_jax.commands.options import context_length, open_decoder
+from redrafter_jax.commands.options import open_decoder
 from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
@@ -23,6 +23,8 @@ from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.chat_template import Turn, user_turn
 from redrafter_jax.text.tokenizer import require_text
 
+# Tokens of a conversation, unless an option says otherwise: its cache is made whole.
+_CONTEXT_LENGTH = 4096
 # With what each takes, if anything.
 _COMMANDS = {
     "/system": "TEXT",
@@ -75,7 +77,7 @@ class _Conversation:
         self._saved: set[Path] = set()
         files = open_target(arguments.target)
         most = files.config.position_limit
-        self._context_length = context_length(arguments, most)
+        self._context_length = arguments.context_length or min(most, _CONTEXT_LENGTH)
         if not 3 <= self._context_length <= most:
             raise InputError(
                 f"--context-length is {self._context_length}; it must be from 3 to the target's "

@@ -34,8 +34,6 @@ from redrafter_jax.text.tokenizer import require_text, split_stops
 if TYPE_CHECKING:
     from redrafter_jax.files.drafter_files import FoundDrafter
 
-_CONTEXT_LENGTH = 4096
-
 
 class TextDecoder(NamedTuple):
     """The models and settings that decode a command's texts.
@@ -246,14 +244,6 @@ def load_models(
     from redrafter_jax.drafters.lookup import PromptLookup
 
     return target, PromptLookup(), TreeConfig(beam_width=1, draft_rounds=tree.lookup_tokens)
-
-
-def context_length(arguments: argparse.Namespace, limit: int) -> int:
-    """The tokens that a conversation may have: as the options say, or the target's limit.
-
-    A high limit is cut: a cache for all of it may take more memory than the weights.
-    """
-    return arguments.context_length or min(limit, _CONTEXT_LENGTH)
 
 
 def dtype_of(arguments: argparse.Namespace) -> str:

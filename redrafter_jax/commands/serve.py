@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     try:
+        from redrafter_jax.commands.cache_memory import default_cache_memory, longest_text
         from redrafter_jax.engine.engine import Engine
-        from redrafter_jax.engine.memory import default_cache_memory, longest_text
         from redrafter_jax.engine.trees import bind_models
         from redrafter_jax.serving.server import LOOPBACK, Server, listen
         from redrafter_jax.serving.service import ServedModel

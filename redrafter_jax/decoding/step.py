@@ -55,7 +55,7 @@ def verified_step(
       The state; what was decided; the target's scores and hidden states over the tree.
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
-    # A row that is done keeps its text, but nobody waits until attention has read it.
+    # Attention goes as far as the longest text, and those of rows that are done are not asked.
     lengths = jnp.where(state.done, 0, state.cache.lengths)
     seen = state._replace(cache=state.cache._replace(lengths=lengths))
     drafted = propose(decoder, drafter, seen, noise, tree)

@@ -2,9 +2,9 @@
 
 A drafter changes how fast the text arrives, never the text. It is a frozen dataclass that JAX knows
 as a pytree: its leaves are `Model`s, and arrays that a mesh splits by rows like a batch. It holds
-weights, no tree and no state: the tree comes with the call, the state goes in and comes out. To add
-a kind of drafter, write one file with a subclass; where its weights come from files, add a record
-to `redrafter_jax.drafters.kinds`.
+weights, no tree and no state: the tree comes with the call, the state goes in and comes out.
+`as_drafter` makes one of what a user gives. To add a kind of drafter, write one file with a
+subclass; where its weights come from files, add a record to `redrafter_jax.drafters.kinds`.
 """
 
 from abc import ABC, abstractmethod

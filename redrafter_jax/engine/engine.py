@@ -186,8 +186,8 @@ class Engine:
         )
         self._ended: list[Event] = []
         self._submitted = 0
-        # Whether the host knows all that the device has done, and the other way round.
-        self._in_step = True
+        # Whether the last `advance` came to its end.
+        self._whole = True
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._idle = idle_row(target, self._stop_tokens)
@@ -208,7 +208,7 @@ class Engine:
     @property
     def intact(self) -> bool:
         """Whether the last `advance` came to its end, so that host and device agree."""
-        return self._in_step and not self._state.root.is_deleted()
+        return self._whole and not self._state.root.is_deleted()
 
     @property
     def active(self) -> int:
@@ -324,7 +324,7 @@ class Engine:
         if not self.intact:
             raise InputError("The engine was interrupted within a step; make another one.")
         now = self._clock()
-        self._in_step = False
+        self._whole = False
         self._end("deadline", lambda row: now > row.request.deadline)
         runs: list[_Run] = []
         most = self.steps_per_call if steps is None else min(steps, self.steps_per_call)
@@ -353,7 +353,7 @@ class Engine:
         finished = time.perf_counter()
         for run, (gains, done) in zip(runs, results, strict=True):
             self._collect(run, gains, done, finished, events)
-        self._in_step = True
+        self._whole = True
         return list(events.values())
 
     def _read(self, read: Pass) -> _Run:

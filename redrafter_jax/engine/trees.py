@@ -1,4 +1,4 @@
-"""Which tree the next steps draft: never one that costs these very texts more than it gains.
+"""Trees that fit, and which the next steps draft: never one that costs more than it gains.
 
 What a step costs grows with the rows that it decodes and with the nodes of their trees, what it
 gains depends on the text. So both are watched: a step's seconds of each compiled program, and the

@@ -21,11 +21,9 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.engine import engine as engine_module
-from redrafter_jax.engine.chunks import make_row
 from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, QueueFull, Request
-from redrafter_jax.engine.scheduler import Scheduler
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
@@ -260,20 +258,6 @@ def test_a_request_counts_as_waiting_where_slots_are_free_and_pages_are_not(
     with pytest.raises(QueueFull, match="1 requests wait"):
         engine.submit(Request([3], 4, 2))
     assert len(run(engine)) == 2
-
-
-def test_rows_that_come_one_after_the_other_are_spread_although_they_begin_alike(
-    target: Target,
-) -> None:
-    scheduler = Scheduler(8, 4, pages=12, width=4, prompts=1, lookahead=0)
-    for number in range(8):
-        scheduler.queue.append(make_row(target, number, Request([1] * (PAGE + 9), 4, 0), ()))
-        for index in scheduler.admit(0).places.values():
-            row = scheduler.row(index)
-            row.cached = row.read_until
-        scheduler.publish()
-    loads = [sum(scheduler.slots[at] is not None for at in part) for part in scheduler.parts]
-    assert loads == [2, 2, 2, 2]
 
 
 def test_memory_for_one_text_is_the_least(target: Target) -> None:

@@ -102,6 +102,15 @@ def test_a_text_goes_to_the_part_that_holds_its_beginning(target: Target) -> Non
     assert second.holding.pages[0] == first.holding.pages[0]
 
 
+def test_texts_that_begin_alike_are_spread_over_the_parts(target: Target) -> None:
+    scheduler = scheduler_of(8, parts=4)
+    for number in range(8):  # one after the other, each read before the next one comes
+        scheduler.queue.append(row_of(target, PAGE + 9, number))
+        read_whole(scheduler, scheduler.admit(0))
+    taken = [[scheduler.slots[index] for index in part] for part in scheduler.parts]
+    assert [sum(row is not None for row in rows) for rows in taken] == [2, 2, 2, 2]
+
+
 def test_who_finds_no_pages_waits_and_so_do_those_behind(target: Target) -> None:
     scheduler = scheduler_of(pages=4)
     rows = wait(scheduler, target, 2 * PAGE, 3 * PAGE, 1)

@@ -1,4 +1,4 @@
-"""The memory of a cache that a server takes, and the texts that it has room for."""
+"""How much memory a server gives its cache, and the texts that it has room for."""
 
 import jax
 
@@ -26,7 +26,7 @@ def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
     if free is not None:
         return int(_SHARE * free)
     tokens = min(_TYPICAL_TEXT, target.config.position_limit)
-    rows = slots // data_shards(target.mesh)
+    rows = -(-slots // data_shards(target.mesh))
     return rows * pages_for(tokens) * page_bytes(target, drafter)
 
 
