@@ -213,7 +213,7 @@ class Engine:
     @property
     def active(self) -> int:
         """Requests that have a slot."""
-        return len(self._scheduler.running)
+        return self._scheduler.active
 
     @property
     def waiting(self) -> int:
@@ -287,11 +287,13 @@ class Engine:
                 f"for {self._context_length}; ask for fewer, or give the engine a longer "
                 "context_length."
             )
-        limit = self._queue_limit
-        admitted_next = 0 if self._scheduler.lacks_pages else self.slots - self.active
-        if limit is not None and self.waiting - admitted_next >= limit:
-            seconds = (self._clock() - self._ends[0]) / max(1, len(self._ends) - 1)
-            raise QueueFull(f"{self.waiting} requests wait, as many as may; ask later.", seconds)
+        if self._queue_limit is not None:
+            admitted_next = 0 if self._scheduler.lacks_pages else self.slots - self.active
+            if self.waiting - admitted_next >= self._queue_limit:
+                seconds = (self._clock() - self._ends[0]) / max(1, len(self._ends) - 1)
+                raise QueueFull(
+                    f"{self.waiting} requests wait, as many as may; ask later.", seconds
+                )
         if not self.busy:
             self._ends.clear()
             self._ends.append(self._clock())

@@ -217,23 +217,24 @@ def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = 
     if len(stops) > width:
         raise InputError(f"The request has {len(stops)} stop tokens; {width} at most may end it.")
 
-    def array(value: Any, dtype: Any = np.int32) -> Any:
-        return np.asarray([value], dtype)
-
     length = len(request.prompt)
     return Requests(
-        tokens=array([]),
-        lengths=array(length),
-        limits=array(length + request.max_new_tokens),
-        stop_tokens=array([*stops, *[-1] * (width - len(stops))]),
+        tokens=_one_row([]),
+        lengths=_one_row(length),
+        limits=_one_row(length + request.max_new_tokens),
+        stop_tokens=_one_row([*stops, *[-1] * (width - len(stops))]),
         sampling=Sampling(
-            temperature=array(one.temperature, np.float32),
-            top_k=array(min(one.top_k or V, V)),
-            top_p=array(1.0 if one.top_p is None else one.top_p, np.float32),
-            min_p=array(0.0 if one.min_p is None else one.min_p, np.float32),
-            seeds=array(request.seed),
+            temperature=_one_row(one.temperature, np.float32),
+            top_k=_one_row(min(one.top_k or V, V)),
+            top_p=_one_row(1.0 if one.top_p is None else one.top_p, np.float32),
+            min_p=_one_row(0.0 if one.min_p is None else one.min_p, np.float32),
+            seeds=_one_row(request.seed),
         ),
     )
+
+
+def _one_row(value: Any, dtype: Any = np.int32) -> Any:
+    return np.asarray([value], dtype)
 
 
 def slots_for(tokens: int, max_path: int) -> int:

@@ -1,7 +1,7 @@
 """Who has which slot and which pages: requests wait, are admitted, grow, give way, and end."""
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from redrafter_jax.engine.pages import Holding, PagePool
 from redrafter_jax.types import Requests
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """A request that waits for a slot or runs in one.
 
@@ -114,6 +114,11 @@ class Scheduler:
         self._prompts = prompts
 
     @property
+    def active(self) -> int:
+        """Number of slots that are not free."""
+        return len(self.slots) - self.slots.count(None)
+
+    @property
     def running(self) -> list[int]:
         """The slots that are not free, the earliest request first."""
         rows = [(row.number, index) for index, row in enumerate(self.slots) if row is not None]
@@ -143,16 +148,17 @@ class Scheduler:
             for part in self.parts
         ]
         free = [[index for index in part if self.slots[index] is None] for part in self.parts]
+        spare = [self._missing(number, tokens) for number in range(len(self.parts))]
         admitted: set[int] = set()
         self.lacks_pages = False
         if sum(map(len, free)) >= min(most, len(self.queue)) or not self.decoding:
             while self.queue:
-                room = [
-                    number
+                room = {
+                    number: len(idle)
                     for number, (idle, own) in enumerate(zip(free, reading, strict=True))
                     if idle and len(own) < most
-                ]
-                number = self._place(self.queue[0], room, tokens)
+                }
+                number = self._place(self.queue[0], room, spare, tokens)
                 if number is None:
                     self.lacks_pages = bool(room)
                     break
@@ -206,31 +212,43 @@ class Scheduler:
                 self.free(index)
                 yield row
 
-    def _place(self, row: Row, numbers: Sequence[int], tokens: int) -> int | None:
+    def _place(
+        self, row: Row, room: Mapping[int, int], spare: Sequence[int], tokens: int
+    ) -> int | None:
         """Give a row its pages; the part that they are of, None where no part has enough.
 
         Parts are filled evenly: one that holds a beginning of the text may have a row more. Of
         those the one with the longest beginning comes first, then the one with most free pages.
+
+        Args:
+          row: that waits.
+          room: free slots of the parts that it may go to.
+          spare: by part, the pages that those who run will need beside their own.
+          tokens: that it gains next.
         """
         row.read_until, row.cached, row.is_new = len(row.text), 0, True
-        shared = {number: self.pools[number].shared_with(row.text) for number in numbers}
-        rows = {
-            number: [one for one in map(self.slots.__getitem__, self.parts[number]) if one]
-            for number in numbers
-        }
+        shared = {number: self.pools[number].shared_with(row.text) for number in room}
 
-        def rank(number: int) -> tuple[int, int, int]:
-            load = len(rows[number]) - (shared[number] > 0)
-            return load, -shared[number], -self.pools[number].available
-
-        for number in sorted(numbers, key=rank):
-            pool, others = self.pools[number], rows[number]
-            spare = sum(pool.missing(one.holding, one.cached_after(tokens)) for one in others)
-            holding = pool.begin(row.text, row.cached_after(tokens), spare)
+        for number in sorted(
+            room,
+            key=lambda one: (
+                -room[one] - (shared[one] > 0),
+                -shared[one],
+                -self.pools[one].available,
+            ),
+        ):
+            pool = self.pools[number]
+            holding = pool.begin(row.text, row.cached_after(tokens), spare[number])
             if holding is not None:
                 row.holding, row.cached = holding, shared[number]
                 return number
         return None
+
+    def _missing(self, number: int, tokens: int) -> int:
+        """Pages that the rows of a part need beside their own to gain so many tokens."""
+        rows = [row for row in map(self.slots.__getitem__, self.parts[number]) if row]
+        pool = self.pools[number]
+        return sum(pool.missing(row.holding, row.cached_after(tokens)) for row in rows)
 
     def _preempt(self, index: int) -> None:
         row = self.row(index)

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from redrafter_jax.engine.chunks import make_row
 from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.pages import PagePool
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
@@ -207,3 +210,20 @@ def test_those_who_end_leave_no_page_behind(target: Target) -> None:
     list(scheduler.end(lambda row: True))
     assert scheduler.pools[0].used == 0
     assert not scheduler.queue
+
+
+def test_a_request_costs_as_much_to_admit_however_many_are_admitted_with_it(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    missing = PagePool.missing
+    monkeypatch.setattr(PagePool, "missing", lambda *a: counted.append(1) or missing(*a))
+
+    def calls(rows: int) -> int:
+        counted.clear()
+        scheduler = scheduler_of(rows, prompts=rows, pages=rows)
+        wait(scheduler, target, *[3] * rows, limit=4)
+        assert len(scheduler.admit(1).admitted) == rows
+        return len(counted)
+
+    assert calls(32) == 4 * calls(8)
