@@ -162,6 +162,7 @@ def test_the_law_of_the_last_token_depends_on_more_than_the_token_before() -> No
     assert np.ptp(last, axis=0).max() > 0.15
 
 
+@pytest.mark.long
 def test_the_drafters_are_as_good_as_their_names() -> None:
     # Two at most: of the three tokens the prefill chooses the first.
     good, fair, adversarial = (

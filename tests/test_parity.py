@@ -175,7 +175,10 @@ def test_long_accepted_paths_do_occur(sampling: SamplingConfig) -> None:
     "variant",
     [
         pytest.param({"cell": "gru", "head": "low_rank", "head_rank": V}, marks=pytest.mark.long),
-        {"head": "target", "draft_tokens": tuple(range(1, V)), "context_layers": (0,)},
+        pytest.param(
+            {"head": "target", "draft_tokens": tuple(range(1, V)), "context_layers": (0,)},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["gated, in two factors", "the target's head for some tokens, two layers"],
 )

@@ -67,7 +67,14 @@ def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stan
     )
 
 
-@pytest.mark.parametrize("drafter", ["", "self:layers=1", "self:int8"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        pytest.param("", marks=pytest.mark.long),
+        "self:layers=1",
+        pytest.param("self:int8", marks=pytest.mark.long),
+    ],
+)
 def test_a_model_drafts_by_its_name(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target, drafter: str
 ) -> None:

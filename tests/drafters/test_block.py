@@ -24,17 +24,25 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     ("variant", "tree"),
     [
-        ({}, None),
+        pytest.param({}, None, marks=pytest.mark.long),
         ({"confidence": True, "confidence_with_markov": True}, TreeConfig(5, 4, 9)),
         (
             {"draft_tokens": tuple(range(0, 24, 2))},
             TreeConfig(beam_width=3, draft_rounds=2, num_nodes=12, rerank=True, lookup_tokens=2),
         ),
-        ({"markov_head_type": "gated"}, TreeConfig(2, 2, candidates=6, sharpness=2.0)),
-        ({"markov_head_type": "rnn"}, TreeConfig(2, 3, final_beams_only=True)),
+        pytest.param(
+            {"markov_head_type": "gated"},
+            TreeConfig(2, 2, candidates=6, sharpness=2.0),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"markov_head_type": "rnn"},
+            TreeConfig(2, 3, final_beams_only=True),
+            marks=pytest.mark.long,
+        ),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_texts_are_the_targets_own_with_every_tree(
     habitual_target: Target, variant: dict[str, Any], tree: TreeConfig | None, dtype: str
 ) -> None:
@@ -64,7 +72,13 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused(habitual_target: Targe
         generate(target, head, PROMPTS, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("variant", [{}, {"confidence": True, "draft_tokens": tuple(range(20))}])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"confidence": True, "draft_tokens": tuple(range(20))},
+    ],
+)
 def test_on_a_mesh_that_splits_the_model_it_drafts_the_same(
     habitual_target: Target, variant: dict[str, Any]
 ) -> None:

@@ -20,13 +20,17 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     ("version", "tree"),
     [
-        ("3", TreeConfig(beam_width=1, draft_rounds=1)),
+        pytest.param("3", TreeConfig(beam_width=1, draft_rounds=1), marks=pytest.mark.long),
         ("3", TreeConfig(beam_width=5, draft_rounds=4, num_nodes=9, final_beams_only=True)),
-        ("1", TreeConfig(beam_width=2, draft_rounds=2, candidates=6, sharpness=2.0)),
+        pytest.param(
+            "1",
+            TreeConfig(beam_width=2, draft_rounds=2, candidates=6, sharpness=2.0),
+            marks=pytest.mark.long,
+        ),
         ("1", TreeConfig(beam_width=3, draft_rounds=2, num_nodes=20, rerank=True, lookup_tokens=2)),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_texts_are_the_targets_own_with_every_tree(
     habitual_target: Target, version: Literal["1", "3"], tree: TreeConfig, dtype: str
 ) -> None:

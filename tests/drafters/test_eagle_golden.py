@@ -50,6 +50,7 @@ def test_scores_along_a_chain_are_the_authors(target: Target, read: Read) -> Non
         np.testing.assert_allclose(scores[:, row], expected, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_rollout_of_training_is_the_authors(target: Target, read: Read) -> None:
     """SpecForge's and speculators' answers are of their training; the others' say the same."""
     drafter: Any = read.drafter

@@ -157,10 +157,10 @@ def assert_best(
     "tree",
     [
         CHAIN,
-        TREE,
-        TreeConfig(1, 1),
+        pytest.param(TREE, marks=pytest.mark.long),
+        pytest.param(TreeConfig(1, 1), marks=pytest.mark.long),
         TreeConfig(3, 4, num_nodes=8, sharpness=1.5, candidates=9),
-        TreeConfig(2, 3, num_nodes=9, rerank=True),
+        pytest.param(TreeConfig(2, 3, num_nodes=9, rerank=True), marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -186,7 +186,14 @@ def test_the_first_layers_draft_as_the_model_that_they_are(
     assert_best(target, drafter, partial(logits_after, drafter.model), tree)
 
 
-@pytest.mark.parametrize("name", ["self:int8", "self:fp8", "self:layers=1,int8"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self:int8",
+        pytest.param("self:fp8", marks=pytest.mark.long),
+        pytest.param("self:layers=1,int8", marks=pytest.mark.long),
+    ],
+)
 def test_a_quantized_copy_attends_to_the_targets_own_keys_and_values(
     target: Target, name: str
 ) -> None:
@@ -303,6 +310,7 @@ def test_parts_that_the_target_does_not_have_are_refused(
     assert all(word in str(refused.value) for word in words), refused.value
 
 
+@pytest.mark.long
 def test_what_is_quantized_already_is_not_quantized_again(target: Target) -> None:
     quantized = quantize_model(target, Quantization.of("int8"))
     with pytest.raises(InputError, match=r"'self:int8', but .* quantized already; .*self:layers=N"):
@@ -313,7 +321,9 @@ def test_what_is_quantized_already_is_not_quantized_again(target: Target) -> Non
     assert result.tokens == generate_autoregressive(quantized, PROMPTS[:2], **options).tokens
 
 
-@pytest.mark.parametrize("name", ["self:layers=1", "self:int8"])
+@pytest.mark.parametrize(
+    "name", ["self:layers=1", pytest.param("self:int8", marks=pytest.mark.long)]
+)
 def test_a_part_of_a_target_on_a_mesh_drafts_as_on_one_device(target: Target, name: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "tree": CHAIN}
     placed = place(target, make_mesh(model=2))

@@ -113,7 +113,9 @@ def assert_texts(told: dict[int, Event], texts: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "cancels"), [("none", 0.0), ("eagle", 0.15)], ids=["baseline", "drafter with a cache"]
+    ("kind", "cancels"),
+    [pytest.param("none", 0.0, marks=pytest.mark.long), ("eagle", 0.15)],
+    ids=["baseline", "drafter with a cache"],
 )
 def test_every_text_is_its_own_in_a_quarter_of_the_pages(
     target: Target, kind: str, cancels: float

@@ -283,7 +283,12 @@ NO_GAIN = (
     [
         ("random", 1.0, NO_GAIN),
         # It says everything again: whatever drafts is right.
-        ("good", 0.0, "Too little data to tell: [5-8] of 8 texts repeat themselves"),
+        pytest.param(
+            "good",
+            0.0,
+            "Too little data to tell: [5-8] of 8 texts repeat themselves",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
@@ -343,6 +348,7 @@ def conversations(
     return write_yaml(folder / "compare.yaml", values)
 
 
+@pytest.mark.long
 def test_without_the_clock_the_turns_of_all_questions_are_one_batch(
     conversations: Path, tmp_path: Path
 ) -> None:

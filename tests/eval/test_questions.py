@@ -53,7 +53,9 @@ def test_answers_end_at_end_tokens_unless_told_never_to(settings: dict[str, Any]
     assert asked_by(settings, stop="never").stop_tokens == ()
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.9)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingConfig(), pytest.param(SamplingConfig(0.9), marks=pytest.mark.long)]
+)
 def test_second_turns_stand_behind_the_baselines_answers_under_the_same_sampling_and_seed(
     settings: dict[str, Any], tmp_path: Path, habitual_target: Target, sampling: SamplingConfig
 ) -> None:

@@ -147,7 +147,7 @@ def test_a_program_that_takes_long_to_compile_ends_the_search_with_its_measureme
     assert all(row["turns"] >= 4 for row in rows if row["finalist"])
 
 
-@pytest.mark.parametrize("minutes", [0.001, 1e-9])
+@pytest.mark.parametrize("minutes", [0.001, pytest.param(1e-9, marks=pytest.mark.long)])
 def test_a_time_that_is_over_when_the_models_are_loaded_still_measures_a_tree(
     config: Path, capsys: pytest.CaptureFixture[str], minutes: float
 ) -> None:
@@ -289,7 +289,11 @@ def test_of_200_searches_among_equal_trees_ten_at_most_find_a_difference() -> No
     ("memory", "last"),
     [
         (1.0, "Slower than no drafting|No clear difference|Faster by prompt lookup, not by"),
-        (0.0, "Too little data to tell: [5-8] of 8 texts repeat themselves"),
+        pytest.param(
+            0.0,
+            "Too little data to tell: [5-8] of 8 texts repeat themselves",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_no_last_line_gives_a_gain_to_a_head_of_random_weights(

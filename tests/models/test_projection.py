@@ -82,6 +82,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+@pytest.mark.long
 def test_a_stream_gathers_before_its_first_step_alone(
     fresh_target: Target, gathered: list[Any]
 ) -> None:

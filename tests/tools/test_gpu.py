@@ -158,6 +158,7 @@ def test_two_cards_make_no_page() -> None:
         check_one_card({"kernels": COMMON, "copy": COMMON | {"device": "Other"}})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_compilation")
 def test_as_much_is_accepted_as_is_forced() -> None:
     measured = force_acceptance(Namespace(small=True))

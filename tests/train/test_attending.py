@@ -58,6 +58,7 @@ def values(target: Path, folder: Path, kind: str, **changes: Any) -> dict[str, A
     return settings(target, folder / "run") | stated | changes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_from_features_resumes_to_the_same_bits_and_is_one_online(
     target: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -83,7 +84,7 @@ def test_a_run_from_features_resumes_to_the_same_bits_and_is_one_online(
         assert_same_weights(again, tmp_path / run)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("recurrent", marks=pytest.mark.long)])
 def test_the_head_that_comes_out_loads_decodes_and_starts_another_run(
     target: Path, tmp_path: Path, start: Start, kind: str
 ) -> None:

@@ -112,6 +112,7 @@ def fully_sharded_run(pair: Pair) -> Trained:
     return train(pair, (2, 2), fully_sharded=True)
 
 
+@pytest.mark.long
 def test_a_fully_sharded_run_is_that_of_one_device_and_split_over_both_axes(
     fully_sharded_run: Trained,
     on_one_device: Trained,
