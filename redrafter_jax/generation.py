@@ -48,6 +48,8 @@ class Generation(NamedTuple):
       log_probs: per row, beside each new token its log-probability under the target at
         temperature 1 without filters; None unless asked for.
       texts: per row, what the new tokens spell, without what ended it; None without a tokenizer.
+      prompt_log_probs: per row, likewise of the prompt's tokens from the second one on; None unless
+        asked for.
     """
 
     tokens: list[list[int]]
@@ -57,6 +59,7 @@ class Generation(NamedTuple):
     accepted_by: dict[str, list[int]]
     log_probs: list[list[float]] | None = None
     texts: list[str] | None = None
+    prompt_log_probs: list[list[float]] | None = None
 
     @property
     def copied_tokens(self) -> list[int]:
@@ -76,6 +79,7 @@ def generate(
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
+    prompt_log_probs: bool = False,
     tokenizer: Any = None,
 ) -> Generation:
     """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
@@ -100,6 +104,7 @@ def generate(
       eos_token_ids: tokens that end a row, one list for all rows or one per row; None takes the
         target's, and of a tokenizer those that end an answer; () never stops.
       log_probs: also return the log-probability of every new token.
+      prompt_log_probs: also return those of the prompts' own tokens.
       tokenizer: from `load_tokenizer`: reads conversations and texts, and gives `texts`.
 
     Raises:
@@ -108,17 +113,25 @@ def generate(
     bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
-    engine, requests = engine_of(target, bound, batch, tree, adaptive, log_probs)
+    told = log_probs or prompt_log_probs
+    engine, requests = engine_of(target, bound, batch, tree, adaptive, told)
     if engine.adaptive:
         engine.steps_per_call = _STEPS
-    tokens = {engine.submit(request): [] for request in requests}
+    tokens: dict[int, list[Token]] = {}
+    for request in requests:
+        tokens[engine.submit(request._replace(scores_prompt=prompt_log_probs))] = []
+    prompts_read = {number: [] for number in tokens}
     while engine.busy:
         for event in engine.advance(passes=None):
             tokens[event.number] += event.decided
+            prompts_read[event.number] += [token.log_prob for token in event.prompt]
             if event.ended == "not numbers":
                 raise not_numbers(target)
     result = collect(engine, list(tokens.values()), log_probs)
-    return result._replace(texts=asked.texts(target.config, result.tokens))
+    return result._replace(
+        texts=asked.texts(target.config, result.tokens),
+        prompt_log_probs=list(prompts_read.values()) if prompt_log_probs else None,
+    )
 
 
 def generate_autoregressive(
@@ -130,6 +143,7 @@ def generate_autoregressive(
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
+    prompt_log_probs: bool = False,
     tokenizer: Any = None,
 ) -> Generation:
     """The baseline, one token per target call: `generate` without a drafter."""
@@ -142,6 +156,7 @@ def generate_autoregressive(
         seeds=seeds,
         eos_token_ids=eos_token_ids,
         log_probs=log_probs,
+        prompt_log_probs=prompt_log_probs,
         tokenizer=tokenizer,
     )
 

@@ -182,8 +182,13 @@ def stream(
     engine, requests = make(target, bound, batch, tree, adaptive, log_probs)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
-        _Row(TextStream(detokenize, prompt, stop) if detokenize else None, end_tokens)
-        for prompt, stop, (_, end_tokens) in zip(prompts, stops, ends, strict=True)
+        _Row(
+            TextStream(detokenize, one.prompt, stop, one.sampling.min_tokens)
+            if detokenize
+            else None,
+            end_tokens,
+        )
+        for one, stop, (_, end_tokens) in zip(requests, stops, ends, strict=True)
     ]
     engine.steps_per_call = steps_per_yield
     places = {engine.submit(request): row for row, request in enumerate(requests)}

@@ -102,7 +102,11 @@ def open_decoder(
     sampling = config_of(SamplingConfig, arguments)
     found, tree = find_drafting(arguments, files)
     tree = _tree_for(tree, batch_size, sampling.temperature)
-    prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
+    stops = arguments.stop or ()
+    prompt_format = load_prompt_format(arguments, files, texts, stops)
+    if arguments.ignore_eos:
+        ends, _ = split_stops(prompt_format.tokenizer, stops)
+        prompt_format = prompt_format._replace(stop_tokens=ends)
     target, model, tree = load_models(arguments, files, found, tree)
     drafter, _ = bind_models(target, model, tree)
     adaptive = adaptive_of(arguments)

@@ -14,17 +14,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from redrafter_jax.adjustments import adjustment_of
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.decoding.accept import is_stop, log_probs_of
+from redrafter_jax.decoding.accept import is_stop
 from redrafter_jax.decoding.read import read_chunk
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.engine.scores import Scores, score_prompt, score_tokens
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import init_cache, put_rows, rows_of
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import data_shards, per_shard, shardings
-from redrafter_jax.types import SOURCES, DecodeState, Requests, Sampling
+from redrafter_jax.types import SOURCES, Controls, DecodeState, Requests, Sampling
 
 Tree = TypeVar("Tree")
 
@@ -49,20 +50,6 @@ class Chunk(NamedTuple):
     requests: Requests
 
 
-class Scores(NamedTuple):
-    """Log-probabilities under the target, before temperature and filters.
-
-    Attributes:
-      chosen: of the tokens gained.
-      top_tokens: at each place the M most likely tokens.
-      top: of these.
-    """
-
-    chosen: Float[Array, "*places P"]
-    top_tokens: Int[Array, "*places P M"]
-    top: Float[Array, "*places P M"]
-
-
 class Gains(NamedTuple):
     """What G rows gained in X target calls, of up to P tokens each.
 
@@ -72,6 +59,7 @@ class Gains(NamedTuple):
       origins: which of `SOURCES` proposed a token, -1 for the target itself.
       drafted: live nodes that each of `SOURCES` proposed.
       scores: of the tokens; None where nobody asks.
+      prompt: of the tokens after those of a chunk that was read; None where nobody asks.
     """
 
     counts: Int[Array, "*places"]
@@ -79,6 +67,7 @@ class Gains(NamedTuple):
     origins: Int[Array, "*places P"]
     drafted: Int[Array, "*places O"]
     scores: Scores | None
+    prompt: Scores | None = None
 
 
 def empty_rows(
@@ -178,10 +167,17 @@ def write_texts(
     return state._replace(tokens=state.tokens.at[rows].set(texts, mode="drop"))
 
 
-@partial(jax.jit, donate_argnames="state", static_argnames="top")
+@partial(jax.jit, donate_argnames="state", static_argnames=("top", "prompt_top"))
 @per_shard
 def read_rows(
-    target: Target, drafter: Drafter, state: DecodeState, chunk: Chunk, *, top: int | None = None
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    chunk: Chunk,
+    controls: Controls | None = None,
+    *,
+    top: int | None = None,
+    prompt_top: int | None = None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
     """One pass over prompts; where it reaches the end of one, the row's first token is chosen.
 
@@ -192,8 +188,10 @@ def read_rows(
       drafter: the drafter, which reads the prompts too.
       state: of B rows, donated.
       chunk: what is read.
+      controls: of the G rows; None where none asks for any.
       top: M, how many of the most likely tokens are reported of each place; None reports no
         log-probabilities.
+      prompt_top: the same for the prompts' own tokens.
 
     Returns:
       The state; what the G rows gained in this one call, a token or none; which of them have ended.
@@ -208,6 +206,10 @@ def read_rows(
     decoder = target.merge()
     # What the request before it left is another text's.
     own = _choose(live & is_new, drafter.empty(decoder, len(rows)), old.own)
+    places = jnp.arange(len(rows))[:, None], start[:, None] + jnp.arange(C)
+    kept = old.tokens.at[places].get(mode="fill", fill_value=0)
+    written = jnp.where(live[:, None], requests.tokens, kept)
+    tokens = old.tokens.at[places].set(written, mode="drop", unique_indices=True)
     read = read_chunk(
         decoder,
         drafter,
@@ -215,16 +217,12 @@ def read_rows(
         old.cache._replace(lengths=start),
         fresh,
         ends,
-        requests.sampling,
+        _adjusted(requests.sampling, controls, tokens, ends, requests.stop_tokens, target),
     )
     finished = live & (begins + C >= lengths)
     stops = is_stop(read.root[:, None], requests.stop_tokens)[:, 0]
     done = stops | (lengths + 1 >= requests.limits)
 
-    places = jnp.arange(len(rows))[:, None], start[:, None] + jnp.arange(C)
-    kept = old.tokens.at[places].get(mode="fill", fill_value=0)
-    written = jnp.where(live[:, None], requests.tokens, kept)
-    tokens = old.tokens.at[places].set(written, mode="drop", unique_indices=True)
     at_end = jnp.where(finished, lengths, tokens.shape[1])
     tokens = tokens.at[jnp.arange(len(rows)), at_end].set(read.root, mode="drop")
     new = DecodeState(
@@ -254,7 +252,11 @@ def read_rows(
         state = new._replace(**_choose(live, small, kept))
     else:
         state = _put_rows(state, new, rows)
-    return state, (jax.tree.map(lambda leaf: leaf[:, None], gains), finished & done)
+    gains = jax.tree.map(lambda leaf: leaf[:, None], gains)
+    if prompt_top is not None:
+        scores = score_prompt(decoder, read.hidden, fresh[:, 1:], prompt_top)
+        gains = gains._replace(prompt=scores)
+    return state, (gains, finished & done)
 
 
 # What a row that reads nothing keeps as it is; its tokens and its cache are not written.
@@ -269,6 +271,7 @@ def decode_rows(
     state: DecodeState,
     rows: Int[Array, " G"],
     most: Int[Array, ""] | int,
+    controls: Controls | None = None,
     *,
     tree: TreeConfig | None,
     steps: int,
@@ -284,6 +287,7 @@ def decode_rows(
       state: of B rows, donated.
       rows: which rows, B for none. Where G is B, row i or none is at place i.
       most: steps at most, X or fewer.
+      controls: as in `read_rows`.
       tree: the shape of the trees; None is the root alone.
       steps: X, steps for which there is room in what is returned.
       top: as in `read_rows`.
@@ -300,8 +304,12 @@ def decode_rows(
     decoder = target.merge()
 
     def step(batch: DecodeState) -> tuple[DecodeState, Gains]:
-        active = ~batch.done
+        active, sampling = ~batch.done, batch.sampling
+        decided, stops = batch.cache.lengths + 1, batch.stop_tokens
+        adjusted = _adjusted(sampling, controls, batch.tokens, decided, stops, target)
+        batch = batch._replace(sampling=adjusted)
         batch, trace, verified = verified_step(decoder, drafter, batch, tree)
+        batch = batch._replace(sampling=sampling)
         path = trace.accepted.path
         places = jnp.arange(path.shape[1])
         tokens = jnp.take_along_axis(trace.chosen, path, axis=1)
@@ -320,6 +328,21 @@ def decode_rows(
     done = batch.done
     batch = batch._replace(done=jnp.where(idle, kept, done))
     return batch if all_rows else _put_rows(state, batch, rows), (gains, done)
+
+
+def _adjusted(
+    sampling: Sampling,
+    controls: Controls | None,
+    tokens: Int[Array, "G S"],
+    lengths: Int[Array, " G"],
+    stop_tokens: Int[Array, "G E"],
+    target: Target,
+) -> Sampling:
+    """The rows' sampling with what their texts, of these lengths, make of their controls."""
+    if controls is None:
+        return sampling
+    V = target.config.vocab_size
+    return sampling._replace(adjustment=adjustment_of(controls, tokens, lengths, stop_tokens, V))
 
 
 def _loop(
@@ -362,10 +385,7 @@ def _gains(
     """`Gains` of one call."""
     scores = None
     if top is not None and logits is not None:
-        whole = all_gather(logits, vocab_size)
-        top_logits, top_tokens = jax.lax.top_k(whole, top)
-        top_log_probs = top_logits - jax.nn.logsumexp(whole, axis=-1, keepdims=True)
-        scores = Scores(log_probs_of(whole, tokens), top_tokens, top_log_probs)
+        scores = score_tokens(logits, tokens, vocab_size, top)
     return Gains(counts, tokens, origins, drafted, scores)
 
 

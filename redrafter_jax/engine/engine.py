@@ -5,7 +5,7 @@ What is decided for a request depends on nothing but the request, as in `generat
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +33,7 @@ from redrafter_jax.engine.messages import (
     new_tokens,
 )
 from redrafter_jax.engine.pages import pages_for
-from redrafter_jax.engine.requests import check_size, slots_for
+from redrafter_jax.engine.requests import check_size, controls_of, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
@@ -42,7 +42,7 @@ from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards, place, to_host
-from redrafter_jax.types import NO_CHOICE, SOURCES
+from redrafter_jax.types import NO_CHOICE, SOURCES, Controls
 
 # The first one compiles.
 _WARM_UP_TURNS = 4
@@ -58,12 +58,14 @@ class _Run(NamedTuple):
       result: the gains, and which rows have ended.
       program: rows and tree of a decode call; None for a prefill pass.
       began: seconds at its dispatch; None where it is not timed.
+      begins: by place, the position of the first token that a prefill pass reads.
     """
 
     slots: dict[int, int]
     result: tuple[Gains, Any]
     program: tuple[int, TreeConfig | None] | None
     began: float | None = None
+    begins: Mapping[int, int] = {}
 
 
 class Engine:
@@ -193,12 +195,17 @@ class Engine:
         self._idle = idle_row(target, self._stop_tokens)
         self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
         # Programs that have run: the first run compiles.
-        self._timed: set[tuple[int, TreeConfig | None]] = set()
+        self._timed: set[tuple[int, TreeConfig | None, bool]] = set()
 
     @property
     def slots(self) -> int:
         """B, rows that decode together."""
         return len(self._scheduler.slots)
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the target."""
+        return self.target.config.vocab_size
 
     @property
     def stop_width(self) -> int:
@@ -265,7 +272,7 @@ class Engine:
                 if turn:
                     seconds = (time.perf_counter() - started) / self.steps_per_call
                     self._trees.add_time(*program, seconds)
-                self._timed.add(program)
+                self._timed.add((*program, False))
         self.counters.prefill_passes = 0
         self.counters.count_compilations(self)
 
@@ -280,6 +287,11 @@ class Engine:
           QueueFull: too many wait.
         """
         row = make_row(self.target, self._submitted, request, self._stop_tokens, self.stop_width)
+        if request.scores_prompt and self._top is None:
+            raise InputError(
+                "The request asks for log-probabilities of its prompt, but top_log_probs is None; "
+                "give the engine a number of them, 0 or more."
+            )
         length, limit = len(request.prompt), request.max_new_tokens
         if length + limit > self._context_length:
             raise InputError(
@@ -362,6 +374,9 @@ class Engine:
         count = self._prefill_rows * len(self._scheduler.parts)
         if any(self._scheduler.row(index).cached for index in read.admitted.values()):
             self._write_texts(read.admitted)
+        rows = {at: self._scheduler.row(index) for at, index in read.places.items()}
+        begins = {at: row.cached for at, row in rows.items()}
+        scores = any(row.scores for row in rows.values())
         chunk = next_chunk(slots, read.places, size, (count, self._chunk), self._idle)
         self._tell_pages()
         self._state, result = read_rows(
@@ -369,12 +384,19 @@ class Engine:
             self.drafter,
             self._state,
             place(chunk, self.target.mesh),
+            self._controls(read.places, count),
             top=self._top,
+            prompt_top=self._top if scores else None,
         )
         # Whoever is read from now on comes after it.
         self._scheduler.publish()
         self.counters.prefill_passes += 1
-        return _Run(read.places, result, None)
+        return _Run(read.places, result, None, begins=begins)
+
+    def _controls(self, places: dict[int, int], rows: int) -> Controls | None:
+        """What the requests at these places of a batch ask for; None if nothing."""
+        requests = {at: self._scheduler.row(index).request for at, index in places.items()}
+        return place(controls_of(self.target.config, requests, rows), self.target.mesh)
 
     def _write_texts(self, admitted: dict[int, int]) -> None:
         """Give slots the tokens whose cache they share, which they will not read."""
@@ -412,14 +434,17 @@ class Engine:
         batch, places = next_batch(active, rows, self._scheduler.parts)
         self._tell_pages()
         placed: Any = place(batch, self.target.mesh)
-        began = time.perf_counter() if timed and (rows, tree) in self._timed else None
-        self._timed.add((rows, tree))
+        controls = self._controls(places, rows)
+        program = rows, tree, controls is not None
+        began = time.perf_counter() if timed and program in self._timed else None
+        self._timed.add(program)
         self._state, result = decode_rows(
             self.target,
             self.drafter,
             self._state,
             placed,
             steps,
+            controls,
             tree=tree,
             steps=self.steps_per_call,
             top=self._top,
@@ -433,11 +458,13 @@ class Engine:
         calls = gained = 0
         for at, index in run.slots.items():
             row = self._scheduler.slots[index]
+            if gains.prompt is not None and row is not None:
+                row.add_scores(gains.prompt, at, run.begins[at])
             own_calls = int(np.count_nonzero(gains.counts[at]))
             # One that lost its slot since then reads its last token once more.
             if row is None or not own_calls:
                 continue
-            number, request = row.number, row.request
+            number, request, prompt = row.number, row.request, () if row.calls else row.prompt
             new = new_tokens(gains, at, self.sources, row.calls)
             drafts = new_drafts(gains, at, self.sources, row.calls)
             row.add(new)
@@ -448,7 +475,9 @@ class Engine:
                     ended = "not numbers"
                     new.pop()
                 self._free(index)
-            events[number] = Event(number, before.decided + new, ended, [*before.drafted, *drafts])
+            drafts = [*before.drafted, *drafts]
+            prompt = before.prompt or prompt
+            events[number] = Event(number, before.decided + new, ended, drafts, prompt)
             if run.program:
                 self.counters.add(new, own_calls, drafts)
                 calls += request.speculate * own_calls

@@ -12,6 +12,7 @@ import numpy as np
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.engine.device import Gains
+from redrafter_jax.engine.scores import Scores
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 # Stop tokens, or strings, that a request may have beside the engine's.
@@ -30,6 +31,8 @@ class Request(NamedTuple):
         rounded up to a multiple of 8.
       deadline: seconds of the engine's clock, past which it ends; infinity for never.
       speculate: False lets every target call gain one token, as without a drafter.
+      scores_prompt: whether the log-probabilities of the prompt's own tokens are told; it is then
+        read whole, whatever the cache holds of it.
     """
 
     prompt: list[int]
@@ -39,6 +42,7 @@ class Request(NamedTuple):
     stop_tokens: tuple[int, ...] | None = None
     deadline: float = math.inf
     speculate: bool = True
+    scores_prompt: bool = False
 
 
 class Token(NamedTuple):
@@ -66,6 +70,33 @@ class Token(NamedTuple):
     raw: bytes = b""
 
 
+class PromptToken(NamedTuple):
+    """A token of a prompt, from its second one on.
+
+    Attributes:
+      id: number in the vocabulary.
+      log_prob: log-probability under the target, as a token's.
+      rank: how many tokens are as likely there, itself included; 1 for the likeliest.
+      top: the most likely tokens there, as a token's.
+    """
+
+    id: int
+    log_prob: float
+    rank: int
+    top: Sequence[tuple[int, float]] = ()
+
+
+def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[PromptToken]:
+    """What the scores of a chunk, at one place of a pass, say of the tokens that follow its own."""
+    assert scores.ranks is not None
+    leaves = (scores.chosen, scores.ranks, scores.top_tokens, scores.top)
+    columns = (leaf[at][: len(tokens)].tolist() for leaf in leaves)
+    return [
+        PromptToken(id, log_prob, rank, list(zip(tops, log_probs, strict=True)))
+        for id, log_prob, rank, tops, log_probs in zip(tokens, *columns, strict=True)
+    ]
+
+
 def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Token]:
     """What one place of a batch gained from call `first` on; `sources` are named as `SOURCES`."""
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
@@ -77,7 +108,7 @@ def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> l
     tokens = gains.tokens[at][kept].tolist()
     if gains.scores is None:
         return list(map(Token, tokens, calls, origins))
-    chosen, top_tokens, top = (leaf[at][kept].tolist() for leaf in gains.scores)
+    chosen, top_tokens, top = (leaf[at][kept].tolist() for leaf in gains.scores[:3])
     return [
         Token(id, call, origin, log_prob, list(zip(tops, scores, strict=True)))
         for id, call, origin, log_prob, tops, scores in zip(
@@ -121,12 +152,14 @@ class Event(NamedTuple):
         numbers, "not numbers"; None while it goes on.
       drafted: what was proposed to the target calls that decided them; a call without proposals
         has no entry.
+      prompt: with the first tokens, those of the prompt, where the request asks for their scores.
     """
 
     number: int
     decided: list[Token]
     ended: str | None = None
     drafted: Sequence[Draft] = ()
+    prompt: Sequence[PromptToken] = ()
 
     @property
     def tokens(self) -> list[int]:

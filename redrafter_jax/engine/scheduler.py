@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.messages import PromptToken, Request, Token, prompt_tokens
 from redrafter_jax.engine.pages import Holding, PagePool
+from redrafter_jax.engine.scores import Scores
 from redrafter_jax.types import Requests
 
 
@@ -28,6 +29,7 @@ class Row:
       calls: target calls that decided tokens, the one that read the prompt included.
       holding: its pages.
       preempted: how often it has lost its slot.
+      prompt: what is known of the prompt's tokens, where that is asked for.
     """
 
     number: int
@@ -40,6 +42,12 @@ class Row:
     calls: int = 0
     holding: Holding = field(default_factory=Holding)
     preempted: int = 0
+    prompt: list[PromptToken] = field(default_factory=list)
+
+    @property
+    def scores(self) -> bool:
+        """Whether tokens of the prompt have to be read to know their log-probabilities."""
+        return self.request.scores_prompt and len(self.prompt) + 1 < len(self.request.prompt)
 
     @property
     def reading(self) -> bool:
@@ -51,6 +59,12 @@ class Row:
         self.text += [token.id for token in decided]
         self.cached = len(self.text) - 1
         self.calls = decided[-1].call + 1
+
+    def add_scores(self, scores: Scores, at: int, begin: int) -> None:
+        """Take in those of a chunk from position `begin` on, at one place of a pass."""
+        count, whole = scores.chosen.shape[1], self.request.prompt
+        if self.scores and begin == len(self.prompt):
+            self.prompt += prompt_tokens(scores, at, whole[begin + 1 : begin + 1 + count])
 
     def cached_after(self, tokens: int) -> int:
         """The most tokens that its cache can hold after so many more are decided.
@@ -213,7 +227,10 @@ class Scheduler:
         those the one with the longest beginning comes first, then the one with most free pages.
         """
         row.read_until, row.cached, row.is_new = len(row.text), 0, True
-        shared = {number: self.pools[number].shared_with(row.text) for number in numbers}
+        shares = not row.scores
+        shared = {
+            number: self.pools[number].shared_with(row.text) if shares else 0 for number in numbers
+        }
         rows = {
             number: [one for one in map(self.slots.__getitem__, self.parts[number]) if one]
             for number in numbers
@@ -226,7 +243,7 @@ class Scheduler:
         for number in sorted(numbers, key=rank):
             pool, others = self.pools[number], rows[number]
             spare = sum(pool.missing(one.holding, one.cached_after(tokens)) for one in others)
-            holding = pool.begin(row.text, row.cached_after(tokens), spare)
+            holding = pool.begin(row.text, row.cached_after(tokens), spare, shares=shares)
             if holding is not None:
                 row.holding, row.cached = holding, shared[number]
                 return number

@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from redrafter_jax.engine.messages import Token
+from redrafter_jax.engine.messages import PromptToken, Token
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.openai_schema import BaseRequest
 from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.speculation import Speculation
+
+# JSON has no infinity.
+_LOWEST = -9999.0
 
 
 class Answer(ABC):
@@ -38,6 +41,8 @@ class Answer(ABC):
         }
         self._spell = service.spell
         self._top = request.top
+        self._prompt_top = request.prompt_logprobs
+        self._choices_each = request.n
         self._draft_trace = request.draft_trace
         self._include_usage = request.stream_options.include_usage
         self._speculative_metrics = request.speculative_metrics
@@ -70,7 +75,33 @@ class Answer(ABC):
             piece = pieces[-1]._replace(text=text, tokens=tokens)
             objects.append(self._choice(index, piece, 0, self._content(index, piece, whole=True)))
         told = {"object": self.kind, "choices": objects, "usage": usage | self._usage_details()}
+        if self._prompt_top is not None:
+            own = range(0, len(choices), self._choices_each)
+            read = [[token for piece in choices[i] for token in piece.prompt] for i in own]
+            told |= self._of_prompts([[None, *map(self._prompt_entry, one)] for one in read], told)
         return self._head | told | self._all_metrics()
+
+    def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
+        """What is told of each prompt's tokens; in every choice of the prompt, as vLLM does."""
+        each = self._choices_each
+        return {
+            "choices": [
+                choice | {"prompt_logprobs": read[index // each]}
+                for index, choice in enumerate(told["choices"])
+            ]
+        }
+
+    def _prompt_entry(self, token: PromptToken) -> dict[str, Any]:
+        """The likeliest tokens at a place of the prompt, and its own, by their numbers."""
+        ranked = [(*pair, rank) for rank, pair in enumerate(token.top[: self._prompt_top], start=1)]
+        return {
+            str(id): {
+                "logprob": max(log_prob, _LOWEST),
+                "rank": rank,
+                "decoded_token": self._spell(id).text,
+            }
+            for id, log_prob, rank in [*ranked, (token.id, token.log_prob, token.rank)]
+        }
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self._include_usage else {}
@@ -135,6 +166,11 @@ class ChatAnswer(Answer):
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunk([choice])
+
+    def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
+        """Beside the choices: a chat has one prompt."""
+        del told
+        return {"prompt_logprobs": read[0]}
 
     def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]:
         told: dict[str, Any] = {"content": piece.text}

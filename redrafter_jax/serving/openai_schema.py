@@ -33,9 +33,6 @@ _LABELS = frozenset(
 )
 _PART_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 _OFF: Values = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "verbosity": ("medium",),
@@ -49,12 +46,9 @@ _OFF: Values = {
     "store": (False,),
     # Of other servers' APIs.
     "top_k": (0, -1),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "stop_token_ids": ([],),
     "bad_words": ([],),
-    "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -104,6 +98,15 @@ def _not_empty(text: str) -> str:
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _as_biases(value: Any) -> Any:
+    """Biases by token, whose numbers JSON spells as texts."""
+    if not isinstance(value, dict):
+        return value
+    if wrong := next((name for name in value if not (str(name).isdecimal())), None):
+        raise ValueError(f"{wrong!r:.80} is no token; give the number of one as a string")
+    return {int(name): bias for name, bias in value.items()}
 
 
 def _as_prompts(value: Any) -> list[Any]:
@@ -179,6 +182,12 @@ class BaseRequest(_Fields):
       model: the name that /v1/models gives.
       temperature: temperature and filters of `SamplingConfig`; 1 by default, as in OpenAI's API.
       seed: seed of the first choice's noise; choice i is drawn with seed + i. Random by default.
+      presence_penalty: penalties, biases and `min_tokens` of `SamplingConfig`; the last one and
+        `repetition_penalty` are not OpenAI's.
+      ignore_eos: let `stop` alone end an answer, and not what ends the target's texts. Not
+        OpenAI's.
+      prompt_logprobs: tell the log-probability of every token of the prompt, and of so many others
+        at its place. Not OpenAI's.
       stop: texts that end an answer; one that is a special token ends it too.
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
@@ -198,6 +207,12 @@ class BaseRequest(_Fields):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_as_biases)] = {}
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop: Annotated[
         list[Annotated[str, AfterValidator(_whole), AfterValidator(_not_empty)]],
@@ -208,6 +223,7 @@ class BaseRequest(_Fields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     speculation: bool = True
     draft_trace: bool = False
     speculative_metrics: bool = False
@@ -220,6 +236,13 @@ class BaseRequest(_Fields):
         if options.include_usage and not others.data.get("stream"):
             raise ValueError("it needs stream: true; give it too, or leave both out")
         return options
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _check_whole(cls, top: int, others: Any) -> int:
+        if others.data.get("stream"):
+            raise ValueError("a stream does not tell them; leave stream out, or prompt_logprobs")
+        return top
 
     @field_validator("speculative_metrics")
     @classmethod

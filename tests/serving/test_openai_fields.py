@@ -38,6 +38,9 @@ BOTH_TAKE: dict[str, Any] = {
     "stream_options": {},
     "temperature": 0.5,
     "top_p": 0.9,
+    "frequency_penalty": 0.1,
+    "presence_penalty": -2,
+    "logit_bias": {"50256": -100},
 }
 TAKEN: dict[str, dict[str, Any]] = {
     "chat/completions": BOTH_TAKE
@@ -45,14 +48,8 @@ TAKEN: dict[str, dict[str, Any]] = {
     "completions": BOTH_TAKE | {"prompt": "abc", "echo": True, "logprobs": 1},
 }
 # The values that ask for nothing, and one that does ask.
-PENALTIES: dict[str, tuple[list[Any], Any]] = {
-    "frequency_penalty": ([0, 0.0], 0.1),
-    "presence_penalty": ([0, 0.0], -2),
-    "logit_bias": ([{}], {"50256": -100}),
-}
 OFF: dict[str, dict[str, tuple[list[Any], Any]]] = {
-    "chat/completions": PENALTIES
-    | {
+    "chat/completions": {
         "function_call": (["none", "auto"], {"name": "f"}),
         "functions": ([[]], [{"name": "f"}]),
         "modalities": ([["text"]], ["text", "audio"]),
@@ -63,7 +60,7 @@ OFF: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tools": ([[]], [TOOL]),
         "verbosity": (["medium"], "low"),
     },
-    "completions": PENALTIES | {"best_of": ([1], 2), "suffix": ([""], "the end")},
+    "completions": {"best_of": ([1], 2), "suffix": ([""], "the end")},
 }
 # Whatever their value.
 LABELS: dict[str, dict[str, Any]] = {
@@ -210,6 +207,9 @@ def test_what_other_servers_name_is_ignored_where_it_is_off(base: str, route: st
         "use_beam_search": False,
         "top_k": 0,
         "min_p": 0.0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
         "repetition_penalty": 1.0,
         "length_penalty": 1.0,
         "stop_token_ids": [],
@@ -226,7 +226,8 @@ def test_what_other_servers_name_is_ignored_where_it_is_off(base: str, route: st
     null: dict[str, Any] = {"stop": None, "stream_options": None, "user": None}
     for asked in (off, {"top_k": -1}, {"stream_options": {"include_usage": False}}, null):
         assert ask(base, route, **asked)[1].get("choices") == plain
-    for field, value in {"ignore_eos": True, "min_tokens": 3, "cache_salt": "a"}.items():
+    asked = {"bad_words": ["a"], "length_penalty": 2, "use_beam_search": True, "cache_salt": "a"}
+    for field, value in asked.items():
         assert ask(base, route, **{field: value})[1]["error"]["param"] == field
     other = ask(base, route, add_special_tokens=route != "completions")
     assert other[1]["error"]["param"] == "add_special_tokens"
