@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
+    from redrafter_jax.config import Grammar, SamplingConfig, TargetConfig, TreeConfig
     from redrafter_jax.drafters.lookup import PromptLookup
     from redrafter_jax.drafters.medusa import MedusaConfig
     from redrafter_jax.drafters.recurrent_head import RecurrentConfig
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Generation",
+    "Grammar",
     "InputError",
     "KeptCache",
     "MedusaConfig",
@@ -48,7 +49,7 @@ _MODULES = {
     "files.target_files": ("load_target", "load_tokenizer"),
     "files.target_weights": ("save_target",),
     "files.tree_table": ("load_tree", "load_tree_table"),
-    "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
+    "config": ("Grammar", "TreeConfig", "SamplingConfig", "TargetConfig"),
     "drafters.lookup": ("PromptLookup",),
     "drafters.medusa": ("MedusaConfig",),
     "drafters.recurrent_head": ("RecurrentConfig",),

@@ -84,19 +84,41 @@ def adjust_nodes(
 def adjust_drafts(logits: Float[Array, "B M part"], sampling: Sampling) -> Float[Array, "B M part"]:
     """A drafter's scores, adjusted for the text above the root; as they are where nobody asks.
 
-    What is drafted on the way down is not counted: that costs acceptance, and never changes a text.
+    What is drafted on the way down is not counted, and what may follow it is not known: that costs
+    acceptance, and never changes a text. Tokens after the root come first, where some may not be
+    chosen.
     """
     adjustment, part = sampling.adjustment, logits.shape[-1]
-    if adjustment is None:
-        return logits
-    too_early = (adjustment.short > 0)[:, None] & own_shard(adjustment.stops, part)
-    return jnp.where(too_early[:, None], -jnp.inf, _adjust_rows(logits, adjustment))
+    if adjustment is not None:
+        too_early = (adjustment.short > 0)[:, None] & own_shard(adjustment.stops, part)
+        logits = jnp.where(too_early[:, None], -jnp.inf, _adjust_rows(logits, adjustment))
+    if sampling.allowed is not None:
+        first = keep_allowed(logits[:, :1], sampling.allowed)
+        logits = jnp.concatenate([first, logits[:, 1:]], axis=1)
+    return logits
+
+
+def unpack_bits(masks: Int[Array, "B N words"], vocab_size: int) -> Bool[Array, "B N V"]:
+    """The tokens whose bits are set, of 32 in each word, the lowest first."""
+    bits = (masks[..., None] >> jnp.arange(32)) & 1
+    return bits.reshape(*masks.shape[:2], -1)[..., :vocab_size] == 1
+
+
+def keep_allowed(
+    logits: Float[Array, "B N part"], allowed: Bool[Array, "B _ V"]
+) -> Float[Array, "B N part"]:
+    """Scores of the tokens that may be chosen; minus infinity for all others."""
+    return jnp.where(own_shard(allowed, logits.shape[-1]), logits, -jnp.inf)
 
 
 def of_drafted(sampling: Sampling, drafted: Int[Array, " U"] | None) -> Sampling:
-    """The sampling with the adjustment of the U tokens that can be drafted; None for all."""
+    """The sampling for the U tokens that can be drafted; None for all."""
+    if drafted is None:
+        return sampling
+    if sampling.allowed is not None:
+        sampling = sampling._replace(allowed=sampling.allowed[..., drafted])
     adjustment = sampling.adjustment
-    if adjustment is None or drafted is None:
+    if adjustment is None:
         return sampling
     return sampling._replace(
         adjustment=adjustment._replace(

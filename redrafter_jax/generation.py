@@ -10,10 +10,10 @@ import numpy as np
 from flax import nnx
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
-from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.messages import Event, Request, Token
 from redrafter_jax.engine.requests import (
     Batch,
     PerRow,
@@ -21,6 +21,7 @@ from redrafter_jax.engine.requests import (
     StopTokens,
     check_batch,
     tokenize,
+    with_grammars,
 )
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
@@ -28,7 +29,8 @@ from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.joined import parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
-from redrafter_jax.types import LOOKUP
+from redrafter_jax.text.grammars import CompiledGrammar
+from redrafter_jax.types import GRAMMAR, LOOKUP
 
 # Decode steps between two choices of the tree.
 _STEPS = 32
@@ -80,6 +82,7 @@ def generate(
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
     prompt_log_probs: bool = False,
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generation:
     """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
@@ -105,6 +108,8 @@ def generate(
         target's, and of a tokenizer those that end an answer; () never stops.
       log_probs: also return the log-probability of every new token.
       prompt_log_probs: also return those of the prompts' own tokens.
+      grammars: what the new text is held to, one for all rows or one per row, None for anything;
+        they need a tokenizer, and the package llguidance.
       tokenizer: from `load_tokenizer`: reads conversations and texts, and gives `texts`.
 
     Raises:
@@ -117,6 +122,7 @@ def generate(
     engine, requests = engine_of(target, bound, batch, tree, adaptive, told)
     if engine.adaptive:
         engine.steps_per_call = _STEPS
+    requests = with_grammars(target.config, requests, grammars, tokenizer)
     tokens: dict[int, list[Token]] = {}
     for request in requests:
         tokens[engine.submit(request._replace(scores_prompt=prompt_log_probs))] = []
@@ -125,8 +131,7 @@ def generate(
         for event in engine.advance(passes=None):
             tokens[event.number] += event.decided
             prompts_read[event.number] += [token.log_prob for token in event.prompt]
-            if event.ended == "not numbers":
-                raise not_numbers(target)
+            refuse_failure(target, event)
     result = collect(engine, list(tokens.values()), log_probs)
     return result._replace(
         texts=asked.texts(target.config, result.tokens),
@@ -144,6 +149,7 @@ def generate_autoregressive(
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
     prompt_log_probs: bool = False,
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generation:
     """The baseline, one token per target call: `generate` without a drafter."""
@@ -157,6 +163,7 @@ def generate_autoregressive(
         eos_token_ids=eos_token_ids,
         log_probs=log_probs,
         prompt_log_probs=prompt_log_probs,
+        grammars=grammars,
         tokenizer=tokenizer,
     )
 
@@ -198,6 +205,8 @@ def engine_of(
 def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) -> Generation:
     """What rows of tokens say together, each row from its first new token on."""
     names, longest = engine.drafted_by, engine.longest_path
+    if any(token.origin == GRAMMAR for row in rows for token in row):
+        names = (*names, GRAMMAR)
     counts = np.zeros((len(rows), longest), np.int64)
     for row, tokens in enumerate(rows):
         calls = np.bincount([token.call for token in tokens])[1:]  # the first reads the prompt
@@ -212,6 +221,16 @@ def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) ->
         },
         log_probs=[[token.log_prob for token in row] for row in rows] if log_probs else None,
     )
+
+
+def refuse_failure(target: Target, event: Event) -> None:
+    """Refuse to go on where a row cannot: for the target's scores, or for its grammar."""
+    if event.ended == "not numbers":
+        raise not_numbers(target)
+    if event.ended == "grammar":
+        raise InputError(
+            "A row's grammar has become too complex for llguidance to go on with; simplify it."
+        )
 
 
 def not_numbers(target: Target) -> InputError:

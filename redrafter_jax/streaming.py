@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request, Token
@@ -25,12 +25,14 @@ from redrafter_jax.engine.requests import (
     lists_of_rows,
     stop_lists,
     tokenize,
+    with_grammars,
 )
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
-from redrafter_jax.generation import Generation, collect, engine_of, not_numbers
+from redrafter_jax.generation import Generation, collect, engine_of, refuse_failure
 from redrafter_jax.models.target import Target
+from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.text.tokenizer import Detokenize, TextStream
 
 
@@ -139,6 +141,7 @@ def stream(
     detokenize: Detokenize | None = None,
     stop_strings: Sequence[str] | Sequence[Sequence[str]] = (),
     kept_cache: KeptCache | None = None,
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generator[Update]:
     """Decode as `generate` does, yielding what is new every `steps_per_yield` steps.
@@ -164,6 +167,7 @@ def stream(
         cleaning up of spaces); stop strings need it.
       stop_strings: strings that end a row, one list for all rows or one per row.
       kept_cache: of the streams before this one; it keeps the cache when this one is closed.
+      grammars: as in `generate`.
       tokenizer: as in `generate`; it detokenizes too.
 
     Raises:
@@ -180,6 +184,7 @@ def stream(
     batch = Batch(prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
     make = kept_cache.engine_for if kept_cache else engine_of
     engine, requests = make(target, bound, batch, tree, adaptive, log_probs)
+    requests = with_grammars(target.config, requests, grammars, tokenizer)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
         _Row(
@@ -197,8 +202,7 @@ def stream(
         while engine.busy:
             fresh, texts = [list[int]() for _ in rows], [""] * len(rows)
             for event in engine.advance(passes=None, steps=steps):
-                if event.ended == "not numbers":
-                    raise not_numbers(target)
+                refuse_failure(target, event)
                 row = places[event.number]
                 fresh[row], texts[row] = rows[row].push(event.decided, event.ended is not None)
                 if rows[row].stopped:

@@ -78,6 +78,8 @@ class Sampling(NamedTuple):
       seeds: with the absolute position, the key of the row's noise.
       adjustment: what scores are changed by before all else, within a step; None where no row asks
         for it, for which other programs are compiled.
+      allowed: tokens that may be chosen at each of M nodes, or after the root where M is 1; None
+        for all, as above.
     """
 
     temperature: Float[Array, " B"]
@@ -86,6 +88,7 @@ class Sampling(NamedTuple):
     min_p: Float[Array, " B"]
     seeds: Int[Array, " B"]
     adjustment: Adjustment | None = None
+    allowed: Bool[Array, "B M V"] | None = None
 
 
 class Requests(NamedTuple):
@@ -128,6 +131,8 @@ class Beams(NamedTuple):
 # What proposes nodes: the drafter, and prompt lookup where the tree has tokens of it.
 LOOKUP = "lookup"
 SOURCES = ("drafter", LOOKUP)
+# What proposes nodes beside them where a row is held to a grammar: tokens that it forces.
+GRAMMAR = "grammar"
 
 
 class TokenTree(NamedTuple):
@@ -143,7 +148,8 @@ class TokenTree(NamedTuple):
       depth: 0 at the root.
       mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
       log_probs: the drafter's score of the path to the node; 0 at the root.
-      origin: which of `SOURCES` proposed the node; -1 at the root and at padding nodes.
+      origin: which of `SOURCES` proposed the node, `GRAMMAR` after them; -1 at the root and at
+        padding nodes.
     """
 
     tokens: Int[Array, "B N"]

@@ -7,6 +7,7 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
@@ -105,7 +106,15 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
         metavar="STRING",
         help="end before this text; may be repeated",
     )
-    group.add_argument(
+    held = group.add_mutually_exclusive_group()
+    held.add_argument(
+        "--json-schema",
+        type=Path,
+        metavar="FILE",
+        help="hold the text to JSON of this schema",
+    )
+    held.add_argument("--regex", metavar="PATTERN", help="hold the text to this expression")
+    held.add_argument(
         "--ignore-eos",
         action="store_true",
         help="go on to the limit of new tokens: let --stop alone end a text",

@@ -1,6 +1,7 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
 from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
+from redrafter_jax.config.grammar import Grammar
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -18,6 +19,7 @@ __all__ = [
     "Activation",
     "Dtype",
     "DynamicScaling",
+    "Grammar",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",

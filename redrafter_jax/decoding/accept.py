@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.adjustments import adjust_nodes
+from redrafter_jax.adjustments import adjust_nodes, keep_allowed
 from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.parallel.collectives import all_reduce, own_shard, shard_start
 from redrafter_jax.sampling import (
@@ -37,6 +37,8 @@ def decide(
     """
     if sampling.adjustment is not None:
         logits = adjust_nodes(logits, tree, sampling.adjustment)
+    if sampling.allowed is not None:
+        logits = keep_allowed(logits, sampling.allowed)
     chosen = choose_tokens(logits, tree.depth, noise, sampling)
     return chosen, accept(tree, chosen, noise.shape[1])
 

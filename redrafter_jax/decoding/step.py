@@ -55,14 +55,42 @@ def verified_step(
       The state; what was decided; the target's scores and hidden states over the tree.
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
-    # Attention goes as far as the longest text, and those of rows that are done are not asked.
-    lengths = jnp.where(state.done, 0, state.cache.lengths)
-    seen = state._replace(cache=state.cache._replace(lengths=lengths))
-    drafted = propose(decoder, drafter, seen, noise, tree)
+    drafted = propose(decoder, drafter, as_asked(state), noise, tree)
     nodes = None
     if tree is not None and (total := tree.shared_nodes(len(state.root))):
         drafted, nodes = share_nodes(drafted, ~state.done, total)
-    verified = verify(decoder, drafted, seen.cache, drafter.layers(decoder.config), nodes)
+    return decide_step(decoder, drafter, state, drafted, noise, nodes)
+
+
+def as_asked(state: DecodeState) -> DecodeState:
+    """The state as models see it in a step.
+
+    Attention goes as far as the longest text, and those of rows that are done are not asked.
+    """
+    lengths = jnp.where(state.done, 0, state.cache.lengths)
+    return state._replace(cache=state.cache._replace(lengths=lengths))
+
+
+def decide_step(
+    decoder: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    drafted: TokenTree,
+    noise: Float[Array, "B P V"],
+    nodes: Int[Array, " M"] | None = None,
+) -> tuple[DecodeState, StepTrace, Verified]:
+    """What follows in a step once a tree is proposed; returns what `verified_step` does.
+
+    Args:
+      decoder: the merged target.
+      drafter: the drafter.
+      state: the state before the step.
+      drafted: the tree.
+      noise: from `step_noise`.
+      nodes: as in `verify`.
+    """
+    cache = as_asked(state).cache
+    verified = verify(decoder, drafted, cache, drafter.layers(decoder.config), nodes)
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace, verified
 

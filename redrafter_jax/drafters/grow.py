@@ -96,7 +96,9 @@ def grow(
         round_noise: Callable[[], Float[Array, "B 1 U"]],
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         grown, logits = advance(frontier.grown, frontier.tokens, round)
-        ranked = rank_tokens(logits, round_noise, sampling, tree, U)
+        is_first = isinstance(round, int) and round == 0
+        own = sampling if is_first else sampling._replace(allowed=None)
+        ranked = rank_tokens(logits, round_noise, own, tree, U)
         shape = (*frontier.tokens.shape, X)
         best, tokens = (jnp.broadcast_to(one, shape) for one in ranked)
         if grown.trust is not None:

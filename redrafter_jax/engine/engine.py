@@ -15,15 +15,25 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
-from redrafter_jax.engine.chunks import beginnings, idle_row, make_row, next_batch, next_chunk
+from redrafter_jax.engine.chunks import (
+    beginnings,
+    first_masks,
+    forced_tokens,
+    idle_row,
+    make_row,
+    next_batch,
+    next_chunk,
+    node_masks,
+)
+from redrafter_jax.engine.constrained import decide_rows, propose_rows
 from redrafter_jax.engine.device import (
-    Gains,
     decode_rows,
     empty_rows,
     page_bytes,
     read_rows,
     write_texts,
 )
+from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.messages import (
     Counters,
     Event,
@@ -195,7 +205,7 @@ class Engine:
         self._idle = idle_row(target, self._stop_tokens)
         self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
         # Programs that have run: the first run compiles.
-        self._timed: set[tuple[int, TreeConfig | None, bool]] = set()
+        self._timed: set[tuple[int, TreeConfig | None, bool, bool]] = set()
 
     @property
     def slots(self) -> int:
@@ -272,7 +282,7 @@ class Engine:
                 if turn:
                     seconds = (time.perf_counter() - started) / self.steps_per_call
                     self._trees.add_time(*program, seconds)
-                self._timed.add((*program, False))
+                self._timed.add((*program, False, False))
         self.counters.prefill_passes = 0
         self.counters.count_compilations(self)
 
@@ -385,6 +395,7 @@ class Engine:
             self._state,
             place(chunk, self.target.mesh),
             self._controls(read.places, count),
+            place(first_masks(rows, count, self.vocab_size), self.target.mesh),
             top=self._top,
             prompt_top=self._top if scores else None,
         )
@@ -435,9 +446,14 @@ class Engine:
         self._tell_pages()
         placed: Any = place(batch, self.target.mesh)
         controls = self._controls(places, rows)
-        program = rows, tree, controls is not None
+        own = {at: self._scheduler.row(index) for at, index in places.items()}
+        masks = first_masks(own, rows, self.vocab_size)
+        program = rows, tree, controls is not None, masks is not None
         began = time.perf_counter() if timed and program in self._timed else None
         self._timed.add(program)
+        if masks is not None:
+            result = self._decide(own, placed, controls, masks, tree)
+            return _Run(places, result, (rows, tree), began)
         self._state, result = decode_rows(
             self.target,
             self.drafter,
@@ -450,6 +466,24 @@ class Engine:
             top=self._top,
         )
         return _Run(places, result, (rows, tree), began)
+
+    def _decide(
+        self,
+        rows: Mapping[int, Row],
+        batch: Any,
+        controls: Controls | None,
+        masks: Any,
+        tree: TreeConfig | None,
+    ) -> tuple[Gains, Any]:
+        """One step of a batch in which grammars hold some rows, by place; others are free."""
+        mesh, count = self.target.mesh, len(masks)
+        forced = forced_tokens(rows, count, longest_path(tree) - 1)
+        models = self.target, self.drafter, self._state, batch, controls
+        drafted = propose_rows(*models, *place((masks, forced), mesh), tree=tree)
+        nodes: Any = to_host((drafted.tokens, drafted.parents))
+        allowed: Any = place(node_masks(rows, *nodes, self.vocab_size), mesh)
+        self._state, result = decide_rows(*models, drafted, allowed, tree=tree, top=self._top)
+        return result
 
     def _collect(
         self, run: _Run, gains: Gains, done: Any, finished: float, events: dict[int, Event]
@@ -474,6 +508,9 @@ class Engine:
                 if row.text[-1] == NO_CHOICE:
                     ended = "not numbers"
                     new.pop()
+                self._free(index)
+            elif row.matcher is not None and row.matcher.failed:
+                ended = "grammar"
                 self._free(index)
             drafts = [*before.drafted, *drafts]
             prompt = before.prompt or prompt

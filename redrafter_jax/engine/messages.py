@@ -11,8 +11,10 @@ import jax
 import numpy as np
 
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.engine.device import Gains
+from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.scores import Scores
+from redrafter_jax.text.grammars import CompiledGrammar
+from redrafter_jax.types import GRAMMAR
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 # Stop tokens, or strings, that a request may have beside the engine's.
@@ -33,6 +35,7 @@ class Request(NamedTuple):
       speculate: False lets every target call gain one token, as without a drafter.
       scores_prompt: whether the log-probabilities of the prompt's own tokens are told; it is then
         read whole, whatever the cache holds of it.
+      grammar: what its text is held to; its end tokens must end the request. None for anything.
     """
 
     prompt: list[int]
@@ -43,6 +46,7 @@ class Request(NamedTuple):
     deadline: float = math.inf
     speculate: bool = True
     scores_prompt: bool = False
+    grammar: CompiledGrammar | None = None
 
 
 class Token(NamedTuple):
@@ -103,7 +107,7 @@ def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> l
     # A row that is done stays so: the calls that gain nothing come last.
     calls = (first + np.nonzero(kept)[0]).tolist()
     origins: list[str | None] = [
-        sources[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()
+        (*sources, GRAMMAR)[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()
     ]
     tokens = gains.tokens[at][kept].tolist()
     if gains.scores is None:
@@ -135,8 +139,9 @@ def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> l
     drafts = []
     for call, counts in enumerate(gains.drafted[at][:calls].tolist()):
         if any(counts):
-            nodes = dict.fromkeys(sources, 0)
-            for name, count in zip(sources, counts, strict=True):
+            names = (*sources, GRAMMAR)[: len(counts)]
+            nodes = dict.fromkeys(names, 0)
+            for name, count in zip(names, counts, strict=True):
                 nodes[name] += count  # two sources may have one name
             drafts.append(Draft(first + call, nodes))
     return drafts
@@ -149,7 +154,8 @@ class Event(NamedTuple):
       number: of the request, from `submit`.
       decided: new tokens, up to and including the stop token.
       ended: "stop", "length", "cancelled", "deadline" or, where the target's scores were not
-        numbers, "not numbers"; None while it goes on.
+        numbers, "not numbers", or where the grammar's library has given up, "grammar"; None while
+        it goes on.
       drafted: what was proposed to the target calls that decided them; a call without proposals
         has no entry.
       prompt: with the first tokens, those of the prompt, where the request asks for their scores.

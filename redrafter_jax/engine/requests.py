@@ -7,8 +7,10 @@ import jax
 import numpy as np
 
 from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
+from redrafter_jax.config.grammar import Grammar
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
+from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 from redrafter_jax.types import Controls, Requests, Sampling
 
 # Cache slots come in multiples of this, so that near-equal requests share one compilation, and
@@ -207,6 +209,46 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
         Request(list(prompt), limit, seed, one, tuple(tokens))
         for prompt, limit, seed, one, (_, tokens) in columns
     ]
+
+
+def with_grammars(
+    config: TargetConfig,
+    requests: Sequence[Request],
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None,
+    tokenizer: Any,
+) -> list[Request]:
+    """Checked requests, each held to its grammar.
+
+    Args:
+      config: of the target.
+      requests: the requests.
+      grammars: one for all rows, or one per row; None for none.
+      tokenizer: from `load_tokenizer`; compiled grammars need none.
+
+    Raises:
+      InputError: a grammar cannot be used, or there is no tokenizer for it.
+    """
+    rows = len(requests)
+    compiled: dict[tuple[int, tuple[int, ...]], CompiledGrammar] = {}
+    held = []
+    own = _per_row(cast(Any, grammars), rows, "grammars")
+    for row, (request, grammar) in enumerate(zip(requests, own, strict=True)):
+        if isinstance(grammar, Grammar):
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            if backend is None:
+                raise InputError(
+                    "grammars are over a tokenizer's tokens; give tokenizer=load_tokenizer(target)."
+                )
+            stops = request.stop_tokens or ()
+            if (id(grammar), stops) not in compiled:
+                compiler = GrammarCompiler(backend, config.vocab_size, stops)
+                compiled[id(grammar), stops] = compiler.compile(grammar)
+            grammar = compiled[id(grammar), stops]
+        elif not isinstance(grammar, CompiledGrammar | None):
+            name = of_row("grammars", row, rows)
+            raise InputError(f"{name} is {grammar!r:.40}; give a Grammar, or None.")
+        held.append(request._replace(grammar=grammar))
+    return held
 
 
 def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:

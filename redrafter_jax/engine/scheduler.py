@@ -11,6 +11,7 @@ from jaxtyping import Int
 from redrafter_jax.engine.messages import PromptToken, Request, Token, prompt_tokens
 from redrafter_jax.engine.pages import Holding, PagePool
 from redrafter_jax.engine.scores import Scores
+from redrafter_jax.text.grammars import Matcher
 from redrafter_jax.types import Requests
 
 
@@ -30,6 +31,7 @@ class Row:
       holding: its pages.
       preempted: how often it has lost its slot.
       prompt: what is known of the prompt's tokens, where that is asked for.
+      matcher: the state of the request's grammar after its new tokens; None without one.
     """
 
     number: int
@@ -43,6 +45,7 @@ class Row:
     holding: Holding = field(default_factory=Holding)
     preempted: int = 0
     prompt: list[PromptToken] = field(default_factory=list)
+    matcher: Matcher | None = None
 
     @property
     def scores(self) -> bool:
@@ -56,7 +59,10 @@ class Row:
 
     def add(self, decided: Sequence[Token]) -> None:
         """Take in tokens, the last of which is not in the cache."""
-        self.text += [token.id for token in decided]
+        fresh = [token.id for token in decided]
+        self.text += fresh
+        if self.matcher is not None:
+            self.matcher.advance(fresh)
         self.cached = len(self.text) - 1
         self.calls = decided[-1].call + 1
 

@@ -93,6 +93,8 @@ class Choice:
                 "The target's scores are NaN or infinite, so that it has no answer; the server's "
                 "log says why."
             )
+        if event.ended == "grammar":
+            raise InputError("The grammar has become too complex for llguidance to go on with.")
         tokens: list[Token] = []
         # What ends an answer is no part of it, whatever the tokenizer says of it.
         end = len(event.decided) - 1 if event.ended == "stop" else None

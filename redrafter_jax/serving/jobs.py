@@ -1,5 +1,6 @@
 """A request on its way: from its fields to requests of the engine, from their events to text."""
 
+import asyncio
 import math
 import secrets
 import time
@@ -17,6 +18,7 @@ from redrafter_jax.serving.openai_errors import ApiError, server_ends
 from redrafter_jax.serving.openai_schema import BaseRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.worker import EngineFailedError, EventQueue
+from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.text.tokenizer import split_stops
 
 _SEEDS = 2**31
@@ -205,6 +207,7 @@ async def start_job(
             "fewer.",
             field="min_tokens",
         )
+    grammar = await asyncio.to_thread(_compile, service, request)
     own_ends = () if request.ignore_eos else service.model.format.stop_tokens
     requests = [
         Request(
@@ -215,6 +218,7 @@ async def start_job(
             stop_tokens=(*own_ends, *ends),
             deadline=began + (service.limits.deadline or math.inf),
             speculate=request.speculation,
+            grammar=grammar,
             scores_prompt=request.prompt_logprobs is not None and choice % request.n == 0,
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(request.n))
@@ -235,6 +239,17 @@ async def start_job(
         raise server_ends() from None
     tokens = sum(map(len, prompts))
     return Job(service, event_queue, choices, seed, tokens, request.n, began)
+
+
+def _compile(service: Service, request: BaseRequest) -> CompiledGrammar | None:
+    """The grammar that the answer is held to; of a large schema it takes a second."""
+    if request.form is None:
+        return None
+    field, grammar = request.form
+    try:
+        return service.grammars.compile(grammar)
+    except InputError as error:
+        raise ApiError(400, f"{field}: {error}", field=field) from None
 
 
 def _sampling(request: BaseRequest) -> SamplingConfig:

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from redrafter_jax.config import Grammar
 from redrafter_jax.engine.messages import OWN_STOPS
 from redrafter_jax.text.tokenizer import require_text
 
@@ -174,6 +175,59 @@ class StreamOptions(_Fields):
     include_usage: bool = False
 
 
+class NamedSchema(_Fields):
+    """The `json_schema` of a `response_format`; its name and description are for people to read.
+
+    It is kept to whether `strict` asks for that or not.
+    """
+
+    labels: ClassVar[frozenset[str]] = frozenset({"name", "description", "strict"})
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(_Fields):
+    """What an answer is held to, as OpenAI's API writes it."""
+
+    type: Literal["json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError(
+                'json_schema goes with type: "json_schema", and with it alone; give both'
+            )
+        return self
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar that it stands for."""
+        return Grammar(self.json_schema.schema_ if self.json_schema else {"type": "object"})
+
+
+class StructuredOutputs(_Fields):
+    """The same as vLLM's API writes it: one of its fields."""
+
+    # "json" and "regex" are methods of pydantic's own.
+    json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: Text | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputs":
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give one of json, regex and json_object")
+        return self
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar that it stands for."""
+        if self.regex is not None:
+            return Grammar(regex=self.regex)
+        return Grammar(self.json_ if self.json_ is not None else {"type": "object"})
+
+
 class BaseRequest(_Fields):
     """The fields that both kinds of request share.
 
@@ -188,6 +242,8 @@ class BaseRequest(_Fields):
         OpenAI's.
       prompt_logprobs: tell the log-probability of every token of the prompt, and of so many others
         at its place. Not OpenAI's.
+      response_format: what the answer is held to.
+      structured_outputs: the same as vLLM writes it. Not OpenAI's.
       stop: texts that end an answer; one that is a special token ends it too.
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
@@ -213,6 +269,8 @@ class BaseRequest(_Fields):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_as_biases)] = {}
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop: Annotated[
         list[Annotated[str, AfterValidator(_whole), AfterValidator(_not_empty)]],
@@ -237,6 +295,21 @@ class BaseRequest(_Fields):
             raise ValueError("it needs stream: true; give it too, or leave both out")
         return options
 
+    @field_validator("response_format", "structured_outputs")
+    @classmethod
+    def _check_end(cls, held: Any, others: Any) -> Any:
+        for name in ("ignore_eos", "min_tokens"):
+            if others.data.get(name):
+                raise ValueError(f"the form says where an answer ends; leave {name} out")
+        return held
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _check_form(cls, held: Any, others: Any) -> Any:
+        if others.data.get("response_format"):
+            raise ValueError("response_format means the same; give one of them")
+        return held
+
     @field_validator("prompt_logprobs")
     @classmethod
     def _check_whole(cls, top: int, others: Any) -> int:
@@ -254,6 +327,14 @@ class BaseRequest(_Fields):
                 "true} too, or leave it out"
             )
         return asked
+
+    @property
+    def form(self) -> tuple[str, Grammar] | None:
+        """What the answer is held to, after the field that says so; None for nothing."""
+        for name in ("response_format", "structured_outputs"):
+            if (held := getattr(self, name)) is not None:
+                return name, held.grammar
+        return None
 
     @property
     def top(self) -> int | None:

@@ -15,6 +15,7 @@ from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.openai_api import make_app
 from redrafter_jax.serving.service import ServedModel, Service
 from redrafter_jax.serving.worker import Worker
+from redrafter_jax.text.grammars import GrammarCompiler
 
 # Seconds for requests that are not whole when the server ends to become so, and after the last
 # answers are cut off, for their clients to read that.
@@ -74,7 +75,9 @@ class Server(uvicorn.Server):
         self._drain_seconds = limits.drain
         spell = token_spellings(model.format.tokenizer, model.format.stop_tokens)
         depth = engine.longest_path - 1
-        service = Service(self._worker, model, limits, spell, metrics, depth)
+        form = model.format
+        grammars = GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens)
+        service = Service(self._worker, model, limits, spell, metrics, grammars, depth)
         self._guard = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,

@@ -8,6 +8,7 @@ from redrafter_jax.serving.choices import Spelling
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.worker import Worker
 from redrafter_jax.text.chat_template import PromptFormat
+from redrafter_jax.text.grammars import GrammarCompiler
 
 
 class ServedModel(NamedTuple):
@@ -35,6 +36,7 @@ class Service(NamedTuple):
       limits: limits on requests.
       spell: the spelling of a token within a text.
       metrics: its counters.
+      grammars: what makes grammars over the model's tokens.
       draft_depth: drafted tokens that one target call may accept; 0 where nothing is drafted.
     """
 
@@ -43,4 +45,5 @@ class Service(NamedTuple):
     limits: ServeConfig
     spell: Callable[[int], Spelling]
     metrics: Metrics
+    grammars: GrammarCompiler
     draft_depth: int

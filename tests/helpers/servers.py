@@ -43,6 +43,7 @@ def serving(
     tokenizer: Tokenizer | None = None,
     template: ChatTemplate = LINES,
     limits: ServeConfig = LIMITS,
+    stop_tokens: tuple[int, ...] = (),
     listening: Callable[[str], object] = lambda base: None,
     **options: Any,
 ) -> Generator[str]:
@@ -51,7 +52,7 @@ def serving(
     The tokenizer has a token for each byte if none is given. `listening` is called with the address
     while the engine is not warmed up yet.
     """
-    form = PromptFormat(tokenizer or byte_tokenizer(), template, [], (), [])
+    form = PromptFormat(tokenizer or byte_tokenizer(), template, [], stop_tokens, [])
     model = ServedModel("tiny", "fp_tiny", form, limits.context_length or 120)
     server = Server(engine, model, limits, **options)
     bound = listen(LOOPBACK[0], 0)

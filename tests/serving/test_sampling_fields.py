@@ -9,7 +9,7 @@ from openai.types import Completion
 from servers import LIMITS, body, post, serving
 from tiny_folders import character_tokenizer
 
-from redrafter_jax import SamplingConfig, generate
+from redrafter_jax import SamplingConfig, TreeConfig, generate
 from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.models.target import Target
@@ -28,9 +28,10 @@ def base(habitual_target: Target, good_drafter: LoadedHead) -> Iterator[str]:
         context_length=120,
         stop_tokens=[2, 7],
         row_counts=(),
+        tree=TreeConfig(beam_width=4, draft_rounds=3),
         top_log_probs=LIMITS.max_logprobs,
     )
-    with serving(engine, tokenizer=character_tokenizer()) as base:
+    with serving(engine, tokenizer=character_tokenizer(), stop_tokens=(2, 7)) as base:
         yield base
 
 
