@@ -364,19 +364,27 @@ class Engine:
             if rows and len(rows) == self.active:
                 self._trees.begin_text()
             runs.append(self._read(read))
+        events = {event.number: event for event in self._ended}
+        self._ended = []
+        if any(self._scheduler.row(index).matcher for index in self._scheduler.decoding):
+            # What a grammar allows next depends on the first token, which prompts may end with now.
+            self._gather(runs, events)
+            runs = []
         self._scheduler.grow(gained)
         active = self._scheduler.decoding
         if active and most:
             count, tree, many = self._choose(active, most)
             runs.append(self._decode(active, count, tree, many, timed=not runs))
-        events = {event.number: event for event in self._ended}
-        self._ended = []
+        self._gather(runs, events)
+        self._whole = True
+        return list(events.values())
+
+    def _gather(self, runs: Sequence[_Run], events: dict[int, Event]) -> None:
+        """Wait for programs, and add what they decided to the events."""
         results = to_host([run.result for run in runs])
         finished = time.perf_counter()
         for run, (gains, done) in zip(runs, results, strict=True):
             self._collect(run, gains, done, finished, events)
-        self._whole = True
-        return list(events.values())
 
     def _read(self, read: Pass) -> _Run:
         """One prefill pass."""
