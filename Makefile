@@ -41,7 +41,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	@# Python compiles what is imported, a small part of what pip would.
 	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --build-constraint constraints.txt \
-	  --group dev --editable ".[serve,train$(EXTRAS:%=,%)]"
+	  --group dev --editable ".[serve,structured,train$(EXTRAS:%=,%)]"
 	@touch $@
 
 demo: $(INSTALLED) ## train a draft head for SmolLM2, then compare ways of drafting (MODEL=path: a copy of it)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schemas import BYTE_VOCABULARY, END, byte_grammars, compiled, random_schema
-from tiny_models import forgetful_target, imitating_drafter, tiny_config
+from schemas import END, compiled, end_tokenizer, pair, random_schema
 
 from redrafter_jax import (
     Generation,
@@ -19,11 +18,10 @@ from redrafter_jax import (
     make_mesh,
     stream,
 )
-from redrafter_jax.drafters.base import LoadedHead, as_drafter
+from redrafter_jax.drafters.base import as_drafter
 from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
-from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
 
 pytest.importorskip("llguidance", reason="needs the extra structured")
@@ -41,14 +39,8 @@ SCHEMA = {
 }
 
 
-@cache
-def pair() -> tuple[Target, LoadedHead]:
-    target = forgetful_target(memory=0.15, config=tiny_config(vocab_size=BYTE_VOCABULARY))
-    return target, imitating_drafter(target, 0.3)
-
-
 def text_of(tokens: list[int]) -> str:
-    return byte_grammars()._tokenizer.decode(tokens)
+    return end_tokenizer().decode(tokens)
 
 
 def requests(count: int = 4) -> dict[str, Any]:
@@ -160,7 +152,6 @@ def test_what_does_not_go_together_is_refused() -> None:
         ({"sampling": SamplingConfig(min_tokens=3)}, "min_tokens is 3, but a grammar says"),
         ({"grammars": [Grammar(SCHEMA)] * 4}, "give tokenizer=load_tokenizer"),
         ({"grammars": [compiled(Grammar(SCHEMA))]}, "grammars has 1 entries for 4 prompts"),
-        ({"grammars": "a"}, "give a Grammar, or None"),
     ):
         with pytest.raises(InputError, match=words):
             generate(target, drafter, tree=TREE, **(asked | changes))

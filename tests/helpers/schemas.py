@@ -5,8 +5,12 @@ from typing import Any
 
 import numpy as np
 from tiny_folders import byte_tokenizer
+from tiny_models import forgetful_target, imitating_drafter, tiny_config
+from tokenizers import Tokenizer
 
 from redrafter_jax import Grammar
+from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.models.target import Target
 from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 
 # A token for each byte; the last one ends a text.
@@ -16,11 +20,24 @@ _NAMES = ["name", "größe", "年", "tags", "id", "e\N{COMBINING ACUTE ACCENT}",
 
 
 @cache
-def byte_grammars() -> GrammarCompiler:
+def pair() -> tuple[Target, LoadedHead]:
+    """A target of bytes, and a drafter that is often right."""
+    target = forgetful_target(memory=0.15, config=tiny_config(vocab_size=BYTE_VOCABULARY))
+    return target, imitating_drafter(target, 0.3)
+
+
+@cache
+def end_tokenizer() -> Tokenizer:
+    """`byte_tokenizer` with a token that ends a text."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["<end>"])
     assert tokenizer.token_to_id("<end>") == END
-    return GrammarCompiler(tokenizer, BYTE_VOCABULARY, [END])
+    return tokenizer
+
+
+@cache
+def byte_grammars() -> GrammarCompiler:
+    return GrammarCompiler(end_tokenizer(), BYTE_VOCABULARY, [END])
 
 
 def compiled(grammar: Grammar) -> CompiledGrammar:

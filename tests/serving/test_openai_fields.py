@@ -44,7 +44,13 @@ BOTH_TAKE: dict[str, Any] = {
 }
 TAKEN: dict[str, dict[str, Any]] = {
     "chat/completions": BOTH_TAKE
-    | {"messages": TURNS, "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 0},
+    | {
+        "messages": TURNS,
+        "max_completion_tokens": 4,
+        "logprobs": True,
+        "top_logprobs": 0,
+        "response_format": {"type": "text"},
+    },
     "completions": BOTH_TAKE | {"prompt": "abc", "echo": True, "logprobs": 1},
 }
 # The values that ask for nothing, and one that does ask.
@@ -53,7 +59,6 @@ OFF: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "function_call": (["none", "auto"], {"name": "f"}),
         "functions": ([[]], [{"name": "f"}]),
         "modalities": ([["text"]], ["text", "audio"]),
-        "response_format": ([{"type": "text"}], {"type": "json_object"}),
         "service_tier": (["auto", "default"], "priority"),
         "store": ([False], True),
         "tool_choice": (["none", "auto"], "required"),
