@@ -55,11 +55,12 @@ def verified_step(
       The state; what was decided; the target's scores and hidden states over the tree.
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
-    drafted = propose(decoder, drafter, as_asked(state), noise, tree)
+    seen = as_asked(state)
+    drafted = propose(decoder, drafter, seen, noise, tree)
     nodes = None
     if tree is not None and (total := tree.shared_nodes(len(state.root))):
         drafted, nodes = share_nodes(drafted, ~state.done, total)
-    return decide_step(decoder, drafter, state, drafted, noise, nodes)
+    return decide_step(decoder, drafter, state, seen.cache, drafted, noise, nodes)
 
 
 def as_asked(state: DecodeState) -> DecodeState:
@@ -75,6 +76,7 @@ def decide_step(
     decoder: Decoder,
     drafter: Drafter,
     state: DecodeState,
+    cache: KVCache,
     drafted: TokenTree,
     noise: Float[Array, "B P V"],
     nodes: Int[Array, " M"] | None = None,
@@ -85,11 +87,11 @@ def decide_step(
       decoder: the merged target.
       drafter: the drafter.
       state: the state before the step.
+      cache: of the state `as_asked`.
       drafted: the tree.
       noise: from `step_noise`.
       nodes: as in `verify`.
     """
-    cache = as_asked(state).cache
     verified = verify(decoder, drafted, cache, drafter.layers(decoder.config), nodes)
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace, verified

@@ -103,7 +103,9 @@ def decide_rows(
         sampling=batch.sampling._replace(allowed=unpack_bits(masks, V)), done=before.done | idle
     )
     noise = step_noise(batch, longest_path(tree), V)
-    after, trace, verified = decide_step(decoder, drafter, batch, drafted, noise)
+    after, trace, verified = decide_step(
+        decoder, drafter, batch, as_asked(batch).cache, drafted, noise
+    )
     gains = gains_of_step(~batch.done, trace, verified, V, top, sources=len(SOURCES) + 1)
     done = after.done
     after = after._replace(sampling=before.sampling, done=jnp.where(idle, before.done, done))

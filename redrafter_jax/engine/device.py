@@ -304,6 +304,8 @@ def decode_rows(
 
 def with_controls(batch: DecodeState, controls: Controls | None, vocab_size: int) -> DecodeState:
     """Rows whose sampling knows what their texts make of their controls."""
+    if controls is None:
+        return batch
     decided, stops = batch.cache.lengths + 1, batch.stop_tokens
     sampling = _adjusted(batch.sampling, controls, batch.tokens, decided, stops, vocab_size)
     return batch._replace(sampling=sampling)
