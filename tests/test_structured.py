@@ -73,7 +73,7 @@ def test_texts_are_those_without_speculation_and_valid() -> None:
     assert ours.accepted_by["grammar"][0] > 10
     assert ours.accepted_by["grammar"][1] == 0
     assert ours.steps[0] < len(ours.tokens[0]) / 2
-    free = requests() | {"grammars": None}
+    free: Any = requests() | {"grammars": None}
     alone = generate(target, drafter, tree=TREE, **free)
     assert [alone.tokens[1], alone.tokens[3]] == [ours.tokens[1], ours.tokens[3]]
 
@@ -125,13 +125,12 @@ def test_two_hundred_schemas(temperature: float) -> None:
         held = [compiled(Grammar(schema)) for schema in schemas]
         asked: dict[str, Any] = {
             "prompts": [random.integers(256, size=5).tolist() for _ in range(24)],
-            "max_new_tokens": 600,
+            # Free rows end soon, held ones where their grammar does.
+            "max_new_tokens": [400] * 20 + [50] * 4,
             "grammars": [*held, None, None, None, None],
             "sampling": SamplingConfig(temperature),
             "eos_token_ids": [END],
         }
-        # Free rows end soon, held ones where their grammar does.
-        asked["max_new_tokens"] = [600] * 20 + [50] * 4
         expected = generate(target, None, **asked).tokens
         ours = generate(target, drafter, tree=TREE, **asked)
         assert ours.tokens == expected
@@ -146,12 +145,13 @@ def test_two_hundred_schemas(temperature: float) -> None:
 
 def test_what_does_not_go_together_is_refused() -> None:
     target, drafter = pair()
-    asked = requests()
+    asked: dict[str, Any] = requests()
     for changes, words in (
         ({"eos_token_ids": [5]}, "none of the tokens that end the grammar's texts"),
         ({"sampling": SamplingConfig(min_tokens=3)}, "min_tokens is 3, but a grammar says"),
         ({"grammars": [Grammar(SCHEMA)] * 4}, "give tokenizer=load_tokenizer"),
         ({"grammars": [compiled(Grammar(SCHEMA))]}, "grammars has 1 entries for 4 prompts"),
     ):
+        wrong: Any = asked | changes
         with pytest.raises(InputError, match=words):
-            generate(target, drafter, tree=TREE, **(asked | changes))
+            generate(target, drafter, tree=TREE, **wrong)

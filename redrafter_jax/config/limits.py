@@ -182,8 +182,8 @@ def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
         words = {int: "whole numbers", float: "numbers"}.get(kind, "mappings")
         return None if fits else f"a tuple of {words}, in files a list"
     if get_origin(kinds[0]) is dict:
-        fits = isinstance(value, dict) and all(type(key) is int for key in value)
-        fits = fits and all(type(one) in (int, float) for one in value.values())
+        pairs = value.items() if isinstance(value, dict) else [(None, None)]
+        fits = all(type(key) is int and type(one) in (int, float) for key, one in pairs)
         return None if fits else "a mapping of whole numbers to numbers"
     if kinds[0] is str:
         return None if isinstance(value, str) else "a string"

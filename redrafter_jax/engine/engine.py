@@ -488,8 +488,8 @@ class Engine:
         forced = forced_tokens(rows, count, longest_path(tree) - 1)
         models = self.target, self.drafter, self._state, batch, controls
         drafted = propose_rows(*models, *place((masks, forced), mesh), tree=tree)
-        nodes: Any = to_host((drafted.tokens, drafted.parents))
-        allowed: Any = place(node_masks(rows, *nodes, self.vocab_size), mesh)
+        tokens, parents = to_host((drafted.tokens, drafted.parents))
+        allowed: Any = place(node_masks(rows, tokens, parents, self.vocab_size), mesh)
         self._state, result = decide_rows(*models, drafted, allowed, tree=tree, top=self._top)
         return result
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from redrafter_jax.decoding.accept import log_probs_of
 from redrafter_jax.models.target import Decoder
@@ -71,11 +71,10 @@ def score_prompt(
         ranks = (whole >= own).sum(axis=-1, dtype=jnp.int32)
         return None, score_tokens(whole, tokens, V, top)._replace(ranks=ranks)
 
-    blocks = tuple(
-        jnp.moveaxis(one.reshape(G, C // block, block, *one.shape[2:]), 1, 0)
-        for one in (hidden, following)
-    )
-    _, scores = jax.lax.scan(score, None, blocks)
+    def in_blocks(one: Shaped[Array, "G C ..."]) -> Shaped[Array, "blocks G block ..."]:
+        return jnp.moveaxis(one.reshape(G, C // block, block, *one.shape[2:]), 1, 0)
+
+    _, scores = jax.lax.scan(score, None, (in_blocks(hidden), in_blocks(following)))
     return jax.tree.map(
         lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(G, C, *leaf.shape[3:]), scores
     )

@@ -91,7 +91,8 @@ def test_what_is_not_supported_is_refused_by_name(grammar: Grammar, words: str) 
 
 
 def test_a_grammar_is_one_of_two() -> None:
-    for arguments in ({}, {"json_schema": {}, "regex": "a"}):
+    wrong: list[dict[str, Any]] = [{}, {"json_schema": {}, "regex": "a"}]
+    for arguments in wrong:
         with pytest.raises(InputError, match="json_schema or regex; give one of them"):
             Grammar(**arguments)
 
