@@ -485,7 +485,9 @@ class Engine:
     ) -> tuple[Gains, Any]:
         """One step of a batch in which grammars hold some rows, by place; others are free."""
         mesh, count = self.target.mesh, len(masks)
-        forced = forced_tokens(rows, count, longest_path(tree) - 1)
+        # One alone the drafter finds by the mask.
+        most = longest_path(tree) - 1
+        forced = forced_tokens(rows, count, most if most > 1 else 0)
         models = self.target, self.drafter, self._state, batch, controls
         drafted = propose_rows(*models, *place((masks, forced), mesh), tree=tree)
         tokens, parents = to_host((drafted.tokens, drafted.parents))
