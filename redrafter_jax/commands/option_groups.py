@@ -74,6 +74,17 @@ def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> 
     command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
 
 
+def _biases(text: str) -> dict[int, float]:
+    """The type of an option whose value maps token ids to numbers."""
+    given = mapping("{42: -100}")(text)
+    try:
+        return {int(token): float(bias) for token, bias in given.items()}
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.80} is given; it must map token ids to numbers, such as {{42: -100}}"
+        ) from None
+
+
 def mapping(example: str) -> Callable[[str], dict[Any, Any]]:
     """The type of an option whose value is a mapping in YAML, such as the example."""
 
@@ -147,7 +158,7 @@ def add_fields(group: Any, config: type) -> None:
         kind = main_type(field.type)
         if get_origin(kind) is dict:
             option = option_of(field.name)
-            group.add_argument(option, type=mapping("{42: -100}"), metavar="MAPPING", help=text)
+            group.add_argument(option, type=_biases, metavar="MAPPING", help=text)
             continue
         if kind is bool:
             group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
