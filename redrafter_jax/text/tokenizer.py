@@ -1,5 +1,6 @@
 """Text into tokens, and tokens into text, while they come."""
 
+import json
 from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
@@ -30,6 +31,16 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """The spellings of the special tokens, by id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token: spelt.content for token, spelt in added.items() if spelt.special}
+
+
+def with_visible(tokenizer: Tokenizer, spellings: Sequence[str]) -> Tokenizer:
+    """The tokenizer, or a copy of it whose decoded texts hold these special tokens too."""
+    if not set(spellings) & set(special_tokens(tokenizer).values()):
+        return tokenizer
+    stated = json.loads(tokenizer.to_str())
+    for added in stated["added_tokens"]:
+        added["special"] = added["special"] and added["content"] not in spellings
+    return Tokenizer.from_str(json.dumps(stated))
 
 
 def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
