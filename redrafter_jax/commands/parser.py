@@ -162,6 +162,11 @@ def _add_serve(commands: Any) -> None:
     )
     add_models(command)
     add_template(command, or_none=True)
+    command.add_argument(
+        "--tool-parser",
+        choices=("hermes", "llama3", "mistral"),
+        help="how answers call tools (as the chat template has it)",
+    )
     command.set_defaults(chat=False)
     group = command.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")

@@ -22,6 +22,8 @@ from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
+from redrafter_jax.text.chat_template import PromptFormat
+from redrafter_jax.text.tool_styles import ToolFormat, tool_format
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -49,6 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     files = open_target(arguments.target)
     found, tree = find_drafting(arguments, files)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
+    tools = _tools_of(arguments, prompt_format)
     target, drafter, tree = load_models(arguments, files, found, tree)
     bound, _ = bind_models(target, drafter, tree)
     memory = config.cache_memory or default_cache_memory(target, bound, config.slots)
@@ -70,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
     server = Server(
         engine,
-        ServedModel(name, fingerprint(target), prompt_format, length),
+        ServedModel(name, fingerprint(target), prompt_format, length, tools),
         config,
         host=arguments.host,
         api_key=arguments.api_key,
@@ -87,6 +90,20 @@ def run(arguments: argparse.Namespace) -> None:
     server.run([listening])
     if server.failed:
         sys.exit(1)
+
+
+def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> ToolFormat | None:
+    """How answers call tools: as --tool-parser says, or else the chat template."""
+    template = prompt_format.template
+    if arguments.tool_parser and not template.tools:
+        raise InputError(
+            f"--tool-parser {arguments.tool_parser} is given, but the chat template of "
+            f"{template.name} writes no tools; leave it out, or give one that does by "
+            "--chat-template."
+        )
+    style = arguments.tool_parser or template.call_style
+    writes = template.tools and style is not None
+    return tool_format(style, prompt_format.tokenizer) if writes else None
 
 
 def fingerprint(target: Target) -> str:

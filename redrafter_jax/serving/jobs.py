@@ -202,6 +202,8 @@ async def start_job(
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(request.n))
     ]
     tokenizer, spell = service.model.format.tokenizer, service.spell
+    if request.offered and service.model.tools is not None:
+        tokenizer = service.model.tools.tokenizer  # whose texts hold the marks of calls
     choices = [Choice(tokenizer, one.prompt, strings, gap, spell) for one in requests]
     try:
         event_queue = await service.worker.submit(requests)

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from redrafter_jax.errors import InputError
+from redrafter_jax.serving.chat_prompts import encode_chat
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.metrics import ROUTES
@@ -81,7 +81,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
     @app.post(ROUTES[0])
     async def chat(request: ChatRequest, http: Request) -> Response:
         gap = service.model.format.template.gap
-        return await respond(request, http, ChatAnswer, _encode_chat, gap)
+        return await respond(request, http, ChatAnswer, encode_chat, gap)
 
     @app.post(ROUTES[1])
     async def completions(request: CompletionRequest, http: Request) -> Response:
@@ -126,32 +126,6 @@ def _check_model(service: Service, name: str) -> None:
             field="model",
             code="model_not_found",
         )
-
-
-def _encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
-    if service.model.format.template is NO_TEMPLATE:
-        raise ApiError(
-            400,
-            f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
-        )
-    template, arguments = service.model.format.template, request.chat_template_kwargs
-    turns = [turn.model_dump(exclude_none=True) for turn in request.messages]
-    if not template.thinks and any("reasoning_content" in turn for turn in turns):
-        raise ApiError(
-            400,
-            f"The chat template of {service.model.name} knows no reasoning; leave "
-            "reasoning_content out.",
-            field="messages",
-        )
-    try:
-        template.check_arguments(arguments)
-    except InputError as error:
-        raise ApiError(400, str(error), field="chat_template_kwargs") from None
-    opening = [] if turns[0]["role"] == "system" else service.model.format.opening
-    try:
-        return [service.model.format.encode([*opening, *turns], arguments)]
-    except InputError as error:
-        raise ApiError(400, str(error), field="messages") from None
 
 
 def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:

@@ -8,6 +8,7 @@ from redrafter_jax.serving.choices import Spelling
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.worker import Worker
 from redrafter_jax.text.chat_template import PromptFormat
+from redrafter_jax.text.tool_styles import ToolFormat
 
 
 class ServedModel(NamedTuple):
@@ -18,12 +19,14 @@ class ServedModel(NamedTuple):
       fingerprint: digest of all that decides a text besides the request.
       format: how conversations become tokens, and what ends an answer.
       context_length: tokens that a prompt and its answer may come to.
+      tools: how its answers call tools; None where that is not known.
     """
 
     name: str
     fingerprint: str
     format: PromptFormat
     context_length: int
+    tools: ToolFormat | None = None
 
 
 class Service(NamedTuple):

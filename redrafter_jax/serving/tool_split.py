@@ -196,8 +196,7 @@ class ToolSplit:
         if not said:
             return
         if style.closes and style.closes.startswith(said):
-            if said == style.closes:
-                self._state, self._held = "text", ""
+            self._held = "" if said == style.closes else self._held
         elif style.after and character in style.after and said == character:
             self._held = ""
         elif character == "{" and said == character and style.repeats:

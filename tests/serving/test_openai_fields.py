@@ -27,6 +27,8 @@ from redrafter_jax.text.chat_template import ChatTemplate, Turn
 
 TURNS = [{"role": "user", "content": "abc"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
+ARGUMENTS = {"name": "f", "arguments": "[]"}  # which are no object
+CALL = {"id": "a", "type": "function", "function": ARGUMENTS | {"arguments": "{}"}}
 # With a value that each route takes.
 BOTH_TAKE: dict[str, Any] = {
     "model": "tiny",
@@ -41,7 +43,8 @@ BOTH_TAKE: dict[str, Any] = {
 }
 TAKEN: dict[str, dict[str, Any]] = {
     "chat/completions": BOTH_TAKE
-    | {"messages": TURNS, "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 0},
+    | {"messages": TURNS, "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 0}
+    | {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},
     "completions": BOTH_TAKE | {"prompt": "abc", "echo": True, "logprobs": 1},
 }
 # The values that ask for nothing, and one that does ask.
@@ -59,8 +62,6 @@ OFF: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "response_format": ([{"type": "text"}], {"type": "json_object"}),
         "service_tier": (["auto", "default"], "priority"),
         "store": ([False], True),
-        "tool_choice": (["none", "auto"], "required"),
-        "tools": ([[]], [TOOL]),
         "verbosity": (["medium"], "low"),
     },
     "completions": PENALTIES | {"best_of": ([1], 2), "suffix": ([""], "the end")},
@@ -69,7 +70,6 @@ OFF: dict[str, dict[str, tuple[list[Any], Any]]] = {
 LABELS: dict[str, dict[str, Any]] = {
     "chat/completions": {
         "metadata": {"session": "7"},
-        "parallel_tool_calls": False,
         "prompt_cache_key": "a",
         "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
         "prompt_cache_retention": "24h",
@@ -185,7 +185,19 @@ def test_marks_within_messages_change_nothing(base: str, turn: dict[str, Any]) -
         ({"audio": {"id": "a"}}, "audio"),
         ({"function_call": {"name": "f", "arguments": ""}}, "function_call"),
         ({"refusal": "no"}, "refusal"),
-        ({"tool_calls": [{"id": "a", "type": "function"}]}, "tool_calls"),
+        ({"tool_calls": [CALL]}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [CALL | {"id": None}]}, "tool_calls.0.id"),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": ARGUMENTS | {"name": None}}]},
+            "tool_calls.0.function.name",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": ARGUMENTS}]},
+            "tool_calls.0.function.arguments",
+        ),
+        ({"role": "tool"}, "tool_call_id"),
+        ({"tool_call_id": "a"}, "tool_call_id"),
+        ({"content": None}, "content"),
         ({"name": 7}, "name"),
         ({"content": [{"type": "text", "text": "a", "citations": [1]}]}, "content"),
     ],

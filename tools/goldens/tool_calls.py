@@ -31,7 +31,7 @@ class Record(SimpleNamespace):
 class Stubs:
     """Finds modules of the two servers that are not in the folders: all names are `Record`."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, *_: Any) -> Any:
         if name.partition(".")[0] in ("vllm", "sglang"):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
@@ -78,7 +78,7 @@ def answers(style: str) -> list[str]:
         ("search-web", {"query": 'who said "to be; or not"?', "sites": ["a.org", "b.org"]}),
         ("search-web", {"query": "{braces} [brackets] </tool_call", "limit": None}),
         ("search-web", {"filters": {"after": {"year": 2020}, "tags": [{"k": 1}, []]}}),
-        ("write_file", {"path": "C:\\tmp\\a.txt", "text": "one\n\ttwo\n\\\"three\\\""}),
+        ("write_file", {"path": "C:\\tmp\\a.txt", "text": 'one\n\ttwo\n\\"three\\"'}),
         ("write_file", {"path": "é.json", "text": '{"name": "add", "arguments": {}}'}),
         ("write_file", {"text": "\U0001f600 \u2028 \x7f", "mode": ""}),
         ("now", {}),
