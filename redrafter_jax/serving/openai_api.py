@@ -20,9 +20,10 @@ from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
-from redrafter_jax.serving.openai_errors import ApiError, as_api_error
+from redrafter_jax.serving.openai_errors import ApiError, as_api_error, check_model
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
+from redrafter_jax.serving.token_routes import token_routes
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.tokenizer import encode
 
@@ -75,8 +76,10 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        _check_model(service, name)
+        check_model(service.model.name, name)
         return _model(service, created)
+
+    app.include_router(token_routes(service))
 
     @app.post(ROUTES[0])
     async def chat(request: ChatRequest, http: Request) -> Response:
@@ -95,7 +98,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         gap: str = "",
     ) -> Response:
         began = time.monotonic()
-        _check_model(service, request.model)
+        check_model(service.model.name, request.model)
         if log_prompts:
             _log.info("%s: %r", http.url.path, getattr(request, request.prompt_field))
         check(service, request)
@@ -116,16 +119,6 @@ def _model(service: Service, created: int) -> dict[str, Any]:
         "context_length": service.model.context_length,
         "chat": service.model.format.template is not NO_TEMPLATE,
     }
-
-
-def _check_model(service: Service, name: str) -> None:
-    if name != service.model.name:
-        raise ApiError(
-            404,
-            f"The model {name!r:.80} is not served here; the one that is: {service.model.name}.",
-            field="model",
-            code="model_not_found",
-        )
 
 
 def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:
