@@ -18,7 +18,7 @@ from redrafter_jax.commands.option_groups import (
 )
 from redrafter_jax.config import Dtype, WeightFormat
 from redrafter_jax.config.limits import Count, Positive
-from redrafter_jax.config.serving import ServeConfig
+from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.real_models import SMOLLM2, cache_folder, find_cached
 
@@ -183,6 +183,7 @@ def _add_serve(commands: Any) -> None:
     )
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")
     add_fields(command.add_argument_group("how much"), ServeConfig)
+    add_fields(command.add_argument_group("several engines behind one address"), ReplicaConfig)
     add_tree(command)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
 import uvicorn
 
@@ -43,6 +44,19 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def make_service(
+    engine: Engine,
+    model: ServedModel,
+    limits: ServeConfig,
+    on_failure: Callable[[], None] = lambda: None,
+) -> Service:
+    """The parts that answer requests; `on_failure` is called when the engine has failed."""
+    metrics = Metrics(engine)
+    worker = Worker(engine, on_failure=on_failure, on_wait=metrics.queue.observe)
+    spell = token_spellings(model.format.tokenizer, model.format.stop_tokens)
+    return Service(worker, model, limits, spell, metrics, engine.longest_path - 1)
+
+
 class Server(uvicorn.Server):
     """All parts around an engine, which warms up when this runs; ends by letting answers end first.
 
@@ -68,19 +82,16 @@ class Server(uvicorn.Server):
         api_key: str | None = None,
         log_prompts: bool = False,
     ) -> None:
-        metrics = Metrics(engine)
         self.failed = False
-        self._worker = Worker(engine, on_failure=self._fail, on_wait=metrics.queue.observe)
         self._drain_seconds = limits.drain
-        spell = token_spellings(model.format.tokenizer, model.format.stop_tokens)
-        depth = engine.longest_path - 1
-        service = Service(self._worker, model, limits, spell, metrics, depth)
+        service = make_service(engine, model, limits, self._fail)
+        self._worker = service.worker
         self._guard = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,
             hosts=LOOPBACK if host in LOOPBACK else None,
             max_body=limits.max_body,
-            on_refusal=metrics.count_refusal,
+            on_refusal=service.metrics.count_refusal,
         )
         super().__init__(
             uvicorn.Config(
