@@ -214,7 +214,7 @@ def _called(split: ToolSplit, text: str, piece: Piece, whole: bool) -> dict[str,
 
 def _call(piece: CallPiece, whole: bool) -> dict[str, Any]:
     """A call, or what is added to one."""
-    place = {} if whole else {"index": piece.index}
+    place = {} if whole else {"index": piece.number}
     function = {"arguments": piece.arguments}
     if piece.name is None:
         return place | {"function": function}

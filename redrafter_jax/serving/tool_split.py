@@ -20,13 +20,13 @@ class CallPiece(NamedTuple):
     """What is added to one call.
 
     Attributes:
-      index: which call of the answer it is.
+      number: which call of the answer it is, from 0 on.
       arguments: a piece of the arguments' JSON, as the target wrote it.
       id: the call's identifier, with its first piece.
       name: the tool's name, with its first piece.
     """
 
-    index: int
+    number: int
     arguments: str
     id: str | None = None
     name: str | None = None
@@ -96,12 +96,12 @@ class ToolSplit:
         """The pieces, one for each call."""
         merged: list[CallPiece] = []
         for piece in self._pieces:
-            if merged and merged[-1].index == piece.index:
+            if merged and merged[-1].number == piece.number:
                 joined = merged[-1].arguments + piece.arguments
                 merged[-1] = merged[-1]._replace(arguments=joined)
             else:
                 merged.append(piece)
-        return [piece for piece in merged if piece.index == 0 or not self._single]
+        return [piece for piece in merged if piece.number == 0 or not self._single]
 
     def _take(self, character: str) -> None:
         self._held += character

@@ -27,8 +27,8 @@ def read(
             assert len(piece.id) == 9
             assert piece.id.isalnum()
             calls.append([piece.name, ""])
-        assert piece.index == len(calls) - 1
-        calls[piece.index][1] += piece.arguments
+        assert piece.number == len(calls) - 1
+        calls[piece.number][1] += piece.arguments
     return "".join(part.text for part in parts), [(name, text) for name, text in calls]
 
 
@@ -92,8 +92,8 @@ def test_a_stream_tells_arguments_as_they_come() -> None:
     split = ToolSplit(STYLES["hermes"], NAMES, streams=True)
     begun = split.push('<tool_call>{"name": "add", "arguments": {"a": 1')
     ((piece,), (more,)) = begun.calls, split.push("2}").calls
-    assert (piece.index, piece.name, piece.arguments) == (0, "add", '{"a": 1')
-    assert (more.index, more.id, more.name, more.arguments) == (0, None, None, "2}")
+    assert (piece.number, piece.name, piece.arguments) == (0, "add", '{"a": 1')
+    assert (more.number, more.id, more.name, more.arguments) == (0, None, None, "2}")
     assert split.push("}</tool_call>").calls == []
 
 

@@ -185,8 +185,8 @@ def test_templates_without_tools_refuse_them(tmp_path: Path) -> None:
     template = find_template("tokenizer", open_target(write_tokenizer(tmp_path, CHATML)), "")
     with serving(FakeEngine(), tokenizer=chat_tokenizer(), template=template) as base:
         for asked, field in ((ADD, "tools"), (None, "messages")):
-            tools = {"tools": [asked]} if asked else {"tools": [], "messages": RESULTS}
-            error = ask(base, **tools)["error"]
+            given: Any = {"tools": [asked]} if asked else {"tools": [], "messages": RESULTS}
+            error = ask(base, **given)["error"]
             assert error["param"] == field
             assert "writes no tools" in error["message"]
     with serving(FakeEngine(), template=LINES._replace(tools=True)) as base:

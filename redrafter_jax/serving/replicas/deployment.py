@@ -76,7 +76,11 @@ def make_application(
         # With more than so many requests some wait for a slot.
         target = {"target_ongoing_requests": limits.slots}
         scaled = {"autoscaling_config": {"min_replicas": few, "max_replicas": most} | target}
-    engines = serve.deployment(
+    routing: Any = {
+        "request_router_class": "redrafter_jax.serving.replicas.router:ConversationRouter",
+        "request_router_kwargs": {"slack": limits.slots},
+    }
+    engines: Any = serve.deployment(
         EngineReplica,
         name="engine",
         max_ongoing_requests=limits.choices,
@@ -85,13 +89,10 @@ def make_application(
         health_check_period_s=_HEALTH_PERIOD,
         health_check_timeout_s=_HEALTH_TIMEOUT,
         graceful_shutdown_timeout_s=limits.drain + _GRACE,
-        request_router_config=RequestRouterConfig(
-            request_router_class="redrafter_jax.serving.replicas.router:ConversationRouter",
-            request_router_kwargs={"slack": limits.slots},
-        ),
+        request_router_config=RequestRouterConfig(**routing),
         **scaled,
     )
-    front = serve.deployment(
+    front: Any = serve.deployment(
         serve.ingress()(_GuardedFront),
         name="front",
         max_ongoing_requests=_HANDED_ON,

@@ -17,8 +17,12 @@ from redrafter_jax.serving.replicas.conversation import conversation_key
 from redrafter_jax.serving.replicas.metric_pages import joined_pages
 
 # What a replica needs of a request besides its body; the rest cannot be sent.
-_SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string")
-_SENT += ("root_path", "headers", "client", "server")
+_SENT = frozenset(
+    {
+        *("type", "asgi", "http_version", "scheme", "method", "path", "raw_path", "query_string"),
+        *("root_path", "headers", "client", "server"),
+    }
+)
 
 
 class Front:
@@ -66,7 +70,7 @@ class Front:
             answering.cancel()
 
     async def _hand_on(self, scope: Scope, body: bytes, told: "_Told") -> None:
-        sent = {name: scope[name] for name in _SENT if name in scope}
+        sent = {name: value for name, value in scope.items() if name in _SENT}
         call = self._engines.options(stream=True).answer
         for last in (False, True):
             answer: Any = call.remote(conversation_key(body), sent, body)
