@@ -296,7 +296,7 @@ class Engine:
             self._ends.clear()
             self._ends.append(self._clock())
         self._submitted += 1
-        self._scheduler.queue.append(row)
+        self._scheduler.wait(row)
         return row.number
 
     def cancel_all(self) -> None:

@@ -30,6 +30,7 @@ class Request(NamedTuple):
         rounded up to a multiple of 8.
       deadline: seconds of the engine's clock, past which it ends; infinity for never.
       speculate: False lets every target call gain one token, as without a drafter.
+      priority: requests with a lower one come first, whenever they came.
     """
 
     prompt: list[int]
@@ -39,6 +40,7 @@ class Request(NamedTuple):
     stop_tokens: tuple[int, ...] | None = None
     deadline: float = math.inf
     speculate: bool = True
+    priority: int = 0
 
 
 class Token(NamedTuple):

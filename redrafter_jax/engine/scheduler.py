@@ -42,6 +42,11 @@ class Row:
     preempted: int = 0
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Requests of a lower rank come first: those of a lower priority, then the earlier ones."""
+        return self.request.priority, self.number
+
+    @property
     def reading(self) -> bool:
         """Whether its text, as it was when it got its slot, is not whole in the cache yet."""
         return self.cached < self.read_until
@@ -91,7 +96,7 @@ class Scheduler:
     Attributes:
       slots: who runs in each; None where it is free.
       parts: the slots of each part.
-      queue: requests that wait, the earliest first.
+      queue: requests that wait, in the order of `Row.rank`.
       pools: the pages of each part.
       tables: page numbers of every slot; past a text's last page anything.
       changed: whether the device has older tables.
@@ -115,8 +120,8 @@ class Scheduler:
 
     @property
     def running(self) -> list[int]:
-        """The slots that are not free, the earliest request first."""
-        rows = [(row.number, index) for index, row in enumerate(self.slots) if row is not None]
+        """The slots that are not free, in the order of their requests' rank."""
+        rows = [(row.rank, index) for index, row in enumerate(self.slots) if row is not None]
         return [index for _, index in sorted(rows)]
 
     @property
@@ -131,7 +136,7 @@ class Scheduler:
         return row
 
     def admit(self, tokens: int) -> Pass:
-        """Take in from the queue what has room in the next prefill pass, first come, first served.
+        """Take in from the queue what has room in the next prefill pass, by rank.
 
         A pass costs the same however many prompts it reads. So while rows decode, requests wait
         until free slots can fill a pass, or take all who wait. A request gets pages for its text
@@ -170,10 +175,14 @@ class Scheduler:
         }
         return Pass(places, {at: index for at, index in places.items() if index in admitted})
 
-    def grow(self, tokens: int) -> None:
-        """Give the rows that decode pages for so many tokens more, the earliest request first.
+    def wait(self, row: Row) -> None:
+        """Let a request wait, behind those that come before it."""
+        insort(self.queue, row, key=lambda one: one.rank)
 
-        Where there are not enough, the latest request of the part loses its slot, until there are:
+    def grow(self, tokens: int) -> None:
+        """Give the rows that decode pages for so many tokens more, in the order of their rank.
+
+        Where there are not enough, the last request of the part loses its slot, until there are:
         it waits again, and its text goes on later.
         """
         for index in self.decoding:
@@ -239,7 +248,7 @@ class Scheduler:
         row.arrays = row.arrays._replace(lengths=lengths)
         row.preempted += 1
         self.preemptions += 1
-        insort(self.queue, row, key=lambda one: one.number)
+        self.wait(row)
 
     def _part_of(self, index: int) -> tuple[PagePool, range]:
         number = index // len(self.parts[0])

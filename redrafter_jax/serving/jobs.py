@@ -198,6 +198,7 @@ async def start_job(
             stop_tokens=(*service.model.format.stop_tokens, *ends),
             deadline=began + (service.limits.deadline or math.inf),
             speculate=request.speculation,
+            priority=request.priority,
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(request.n))
     ]

@@ -46,7 +46,6 @@ _OFF: Values = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
-    "priority": (0,),
 }
 
 
@@ -95,6 +94,7 @@ class BaseRequest(Fields):
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
       stream: send the answer as it is decided, by server-sent events.
+      priority: requests with a lower one are taken in first. Not OpenAI's; vLLM's.
       speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
         OpenAI's.
@@ -120,6 +120,7 @@ class BaseRequest(Fields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     speculation: bool = True
     draft_trace: bool = False
     speculative_metrics: bool = False

@@ -94,7 +94,7 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"prompt": ""}, "prompt", "empty; it needs at least one token"),
         ({"prompt": "a" * 120}, "prompt", "120 tokens and 16 new ones"),
         (IMAGE, "messages.0.content", "only parts .* are supported, not 'image_url'"),
-        ({"messages": [{"role": "tool"}]}, "messages.0.role", "'system', 'developer', 'user' or"),
+        ({"messages": [{"role": "critic"}]}, "messages.0.role", "'system', 'developer', 'user', "),
         (CHAT | {"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         (CHAT | {"logprobs": True, "top_logprobs": 6}, "top_logprobs", "tells 5 at most"),
         (CHAT | {"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens", "the same"),
