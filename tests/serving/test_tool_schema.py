@@ -1,0 +1,48 @@
+"""Which answers the schema of a call allows, by the package jsonschema."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from redrafter_jax.serving.openai_messages import Tool
+from redrafter_jax.serving.tool_schema import call_schema
+from redrafter_jax.serving.tool_split import ToolSplit
+from redrafter_jax.text.tool_styles import STYLES
+
+jsonschema = pytest.importorskip("jsonschema", reason="comes with the extra ray")
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
+def schema_of(*tools: Any) -> Any:
+    return call_schema(TypeAdapter(list[Tool]).validate_python(list(tools)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "of_both", "of_one"),
+    [
+        ({"name": "weather", "parameters": {"city": "Lisbon"}}, True, True),
+        ({"name": "now", "parameters": {}}, True, False),
+        ({"name": "weather", "parameters": {}}, False, False),
+        ({"name": "other", "parameters": {}}, False, False),
+        ({"name": "weather", "parameters": {"city": "Lisbon"}, "more": 1}, False, False),
+        ({"parameters": {"city": "Lisbon"}}, False, False),
+        ("weather", False, False),
+    ],
+)
+def test_an_answer_is_a_call_of_one_of_the_tools(answer: Any, of_both: bool, of_one: bool) -> None:
+    for tools, fits in (((WEATHER, NOW), of_both), ((WEATHER,), of_one)):
+        validator = jsonschema.Draft202012Validator(schema_of(*tools))
+        assert validator.is_valid(answer) == fits
+
+
+def test_such_an_answer_is_read_as_a_call() -> None:
+    answer = json.dumps({"name": "weather", "parameters": {"city": "Lisbon"}})
+    parts = ToolSplit(STYLES["llama3"], ["weather"], streams=False).push(answer)
+    assert [(call.name, call.arguments) for call in parts.calls] == [
+        ("weather", '{"city": "Lisbon"}')
+    ]
