@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from redrafter_jax.commands.options import find_drafting, load_prompt_format
-from redrafter_jax.commands.served import load_served
+from redrafter_jax.commands.served import load_served, warn_if_open
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
@@ -17,9 +17,7 @@ from redrafter_jax.serving.replicas.deployment import Cluster, Endpoint, make_ap
 from redrafter_jax.serving.server import listen
 
 
-def serve_replicas(
-    arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig
-) -> None:
+def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
     """Serve until SIGTERM or Ctrl-C, or deploy in a cluster that runs already.
 
     Raises:
@@ -36,6 +34,7 @@ def serve_replicas(
         if given is not None and Path(given).exists():  # replicas have another working folder
             setattr(arguments, option, str(Path(given).resolve()))
     endpoint = Endpoint(arguments.host, arguments.port, arguments.api_key)
+    warn_if_open(arguments)
     own = "RAY_ADDRESS" not in os.environ
     if own:
         listen(endpoint.host, endpoint.port).close()  # refuses one that is taken

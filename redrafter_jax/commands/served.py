@@ -15,15 +15,23 @@ from redrafter_jax.commands.options import (
     load_models,
     load_prompt_format,
 )
+from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
+from redrafter_jax.serving.server import LOOPBACK
 from redrafter_jax.serving.service import ServedModel
 from redrafter_jax.text.chat_template import PromptFormat
 from redrafter_jax.text.tool_styles import ToolFormat, tool_format
+
+
+def warn_if_open(arguments: argparse.Namespace) -> None:
+    """Tell whoever starts a server that others may ask it without a key."""
+    if arguments.host not in LOOPBACK and arguments.api_key is None:
+        log(f"Anyone who can reach {arguments.host} may ask; --api-key asks for a key.")
 
 
 def load_served(arguments: argparse.Namespace) -> tuple[Engine, ServedModel]:
@@ -69,8 +77,9 @@ def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> Too
             "--chat-template."
         )
     style = arguments.tool_parser or template.call_style
-    writes = template.tools and style is not None
-    return tool_format(style, prompt_format.tokenizer) if writes else None
+    if style is None or not template.tools:
+        return None
+    return tool_format(style, prompt_format.tokenizer)
 
 
 def fingerprint(target: Target) -> str:

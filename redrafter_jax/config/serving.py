@@ -58,6 +58,11 @@ class ReplicaConfig(Checked):
     replica_cpus: Positive = 1.0
     replica_gpus: Annotated[float, Ge(0)] | None = None
 
+    @property
+    def several(self) -> bool:
+        """Whether there are replicas at all."""
+        return self.replicas is not None or self.max_replicas is not None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_replicas is not None:

@@ -93,8 +93,9 @@ def test_an_address_in_use_is_told_before_the_target_is_looked_for(run_redrafter
 def test_a_package_that_is_missing_is_named(
     run_redrafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It alone is imported anew: other modules would be two from then on.
-    monkeypatch.delitem(sys.modules, "redrafter_jax.serving.server", raising=False)
+    # They alone are imported anew: other modules would be two from then on.
+    for name in ("commands.serve_alone", "commands.served", "serving.server"):
+        monkeypatch.delitem(sys.modules, f"redrafter_jax.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, err = run_redrafter(*WORDS)
     assert code == 2
