@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from redrafter_jax.drafters.recurrent_head import RecurrentConfig
     from redrafter_jax.errors import InputError
     from redrafter_jax.files.drafter_files import load_drafter, save_drafter
+    from redrafter_jax.files.real_models import fetch
     from redrafter_jax.files.target_files import load_target, load_tokenizer
     from redrafter_jax.files.target_weights import save_target
     from redrafter_jax.files.tree_table import load_tree, load_tree_table
@@ -28,6 +29,7 @@ __all__ = [
     "TargetConfig",
     "TreeConfig",
     "Update",
+    "fetch",
     "generate",
     "generate_autoregressive",
     "load_drafter",
@@ -45,6 +47,7 @@ __all__ = [
 # needs no JAX; none of these modules may bear the name of something public, which it would hide.
 _MODULES = {
     "files.drafter_files": ("load_drafter", "save_drafter"),
+    "files.real_models": ("fetch",),
     "files.target_files": ("load_target", "load_tokenizer"),
     "files.target_weights": ("save_target",),
     "files.tree_table": ("load_tree", "load_tree_table"),
