@@ -38,15 +38,26 @@ def browser_page(width: int = 1100) -> Generator[Page]:
         browser.close()
 
 
-def ask(page: Page, question: str, *, tokens: int, seed: int, compare: bool) -> None:
-    """Type a question and wait for the whole answer."""
+def set_up(page: Page, *, tokens: int, seed: int, compare: bool) -> None:
+    """Fill in the drawer of settings."""
+    page.click("#open-settings")
     page.fill("#limit", str(tokens))
     page.fill("#temperature", "0.7")
     page.fill("#seed", str(seed))
     page.set_checked("#compare", compare)
+    page.click("#close-settings")
+
+
+def ask(page: Page, question: str) -> None:
+    """Type a question and wait for the whole answer."""
     page.fill("#question", question)
     page.press("#question", "Enter")
-    page.wait_for_selector("#send:not([disabled])", timeout=300_000)
+    wait(page)
+
+
+def wait(page: Page) -> None:
+    """Wait until the answer is whole."""
+    page.wait_for_selector("#turns[aria-busy=false]", timeout=120_000)
 
 
 def main() -> None:
@@ -55,11 +66,15 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("picture", type=Path)
     parser.add_argument("--width", type=int, default=1100)
+    parser.add_argument("--question", default="Name three uses of a paper clip.")
+    parser.add_argument("--theme", choices=("light", "dark"), default="light")
     arguments = parser.parse_args()
     with browser_page(arguments.width) as page:
+        page.emulate_media(color_scheme=arguments.theme)
         page.goto(arguments.url)
         page.wait_for_selector("#model:not(:text('connecting'))")
-        ask(page, "Name three uses of a paper clip.", tokens=120, seed=1, compare=True)
+        set_up(page, tokens=160, seed=1, compare=arguments.width > 800)
+        ask(page, arguments.question)
         page.screenshot(path=arguments.picture)
 
 

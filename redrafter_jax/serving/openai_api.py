@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,17 +21,12 @@ from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
 from redrafter_jax.serving.openai_errors import ApiError, as_api_error
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
+from redrafter_jax.serving.page import read_page
 from redrafter_jax.serving.service import Service
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.tokenizer import encode
 
 _log = logging.getLogger(__name__)
-
-# The page loads nothing from elsewhere, and sends nothing elsewhere.
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
@@ -46,7 +40,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     app = FastAPI(title="redrafter", openapi_url=None, lifespan=life)
     created = int(time.time())
-    page = (files("redrafter_jax.serving") / "page.html").read_text(encoding="utf-8")
+    page = read_page()
 
     async def refuse(http: Request, error: Exception) -> Response:
         refusal = as_api_error(http.method, http.url.path, error)
@@ -58,7 +52,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     @app.get("/")
     async def show_page() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
+        return HTMLResponse(page.document, headers={"Content-Security-Policy": page.policy})
 
     @app.get("/health")
     async def health() -> JSONResponse:
