@@ -40,7 +40,15 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
         "--version", action="version", version=f"redrafter-jax {version('redrafter-jax')}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_generate, _add_chat, _add_serve, _add_fit, _add_fetch, _add_convert):
+    for add in (
+        _add_generate,
+        _add_chat,
+        _add_serve,
+        _add_fit,
+        _add_fetch,
+        _add_convert,
+        _add_push,
+    ):
         add(commands)
     if not words:
         raise InputError(f"no command is given; known commands: {', '.join(commands.choices)}.")
@@ -247,3 +255,17 @@ def _add_convert(commands: Any) -> None:
     command.add_argument(
         "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
     )
+
+
+def _add_push(commands: Any) -> None:
+    command = commands.add_parser(
+        "push",
+        help="upload a head to the Hugging Face hub",
+        description="Upload a head's folder with its model card and its table of trees. Log in by "
+        "`hf auth login` before, or set HF_TOKEN.",
+    )
+    command.add_argument("folder", type=Path, help="of the head, as `train` or `fit` wrote it")
+    command.add_argument(
+        "repository", help="ORGANISATION/NAME on the hub; it is made unless it is there"
+    )
+    command.add_argument("--private", action="store_true", help="make it for yourself alone")
