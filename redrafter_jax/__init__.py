@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from redrafter_jax.files.tree_table import load_tree, load_tree_table
     from redrafter_jax.generation import Generation, generate, generate_autoregressive
     from redrafter_jax.parallel.mesh import make_mesh
+    from redrafter_jax.step_view import show_tree, trace_step
     from redrafter_jax.streaming import KeptCache, Update, stream
 
 __all__ = [
@@ -40,7 +41,9 @@ __all__ = [
     "make_mesh",
     "save_drafter",
     "save_target",
+    "show_tree",
     "stream",
+    "trace_step",
 ]
 
 # Where each name is defined. They are imported when first asked for, so that the help of a command
@@ -58,6 +61,7 @@ _MODULES = {
     "errors": ("InputError",),
     "generation": ("Generation", "generate", "generate_autoregressive"),
     "parallel.mesh": ("make_mesh",),
+    "step_view": ("show_tree", "trace_step"),
     "streaming": ("KeptCache", "Update", "stream"),
 }
 

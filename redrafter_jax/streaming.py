@@ -43,11 +43,14 @@ class Update:
       texts: per row, the text released since the last update; "" without `detokenize`. Bytes that
         are no whole character yet, and what may turn out to be a stop string, come later.
       stopped: per row, whether a stop string has ended it.
+      pieces: per row, the new tokens with what each of them released of the text, and with who
+        proposed it in which target call; empty without `detokenize`.
     """
 
     tokens: list[list[int]]
     texts: list[str]
     stopped: list[bool]
+    pieces: list[list[Token]]
     _engine: Engine = field(repr=False)
     _rows: Sequence[Sequence[Token]] = field(repr=False)
     _counts: Sequence[int] = field(repr=False)
@@ -191,11 +194,14 @@ def stream(
     try:
         while engine.busy:
             fresh, texts = [list[int]() for _ in rows], [""] * len(rows)
+            pieces = [list[Token]() for _ in rows]
             for event in engine.advance(passes=None, steps=steps):
                 if event.ended == "not numbers":
                     raise not_numbers(target)
                 row = places[event.number]
-                fresh[row], texts[row] = rows[row].push(event.decided, event.ended is not None)
+                pieces[row] = rows[row].push(event.decided, event.ended is not None)
+                fresh[row] = [token.id for token in pieces[row]]
+                texts[row] = "".join(token.text for token in pieces[row])
                 if rows[row].stopped:
                     engine.cancel(event.number)
             steps = steps_per_yield
@@ -203,6 +209,7 @@ def stream(
                 fresh,
                 texts,
                 [row.stopped for row in rows],
+                pieces if detokenize else [[] for _ in rows],
                 engine,
                 [row.tokens for row in rows],
                 [len(row.tokens) for row in rows],
@@ -238,23 +245,28 @@ class _Row:
         self._text = text
         self._end_tokens = frozenset(end_tokens)
 
-    def push(self, decided: Sequence[Token], ended: bool) -> tuple[list[int], str]:
-        """Take the tokens that were decided; returns those given out, and the text released."""
+    def push(self, decided: Sequence[Token], ended: bool) -> list[Token]:
+        """Take the tokens that were decided; returns those given out, with the text they release.
+
+        What is held back until the end is the last token's.
+        """
         if self.stopped:
-            return [], ""
-        text, used = "", len(decided)
+            return []
+        pieces = [token._replace(text="") for token in decided]
         if self._text:
             for i, token in enumerate(decided):
-                text += "" if token.id in self._end_tokens else self._text.push(token.id)
+                if token.id not in self._end_tokens:
+                    pieces[i] = token._replace(text=self._text.push(token.id))
                 if self._text.stopped:
-                    used = i + 1
+                    del pieces[i + 1 :]
                     break
-            if ended and not self._text.stopped:
-                text += self._text.finish()
+            if pieces and ended and not self._text.stopped:
+                held = self._text.finish()
+                pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + held)
             self.stopped = self._text.stopped
-        self.shown += text
-        self.tokens += decided[:used]
-        return [token.id for token in decided[:used]], text
+        self.shown += "".join(token.text for token in pieces)
+        self.tokens += pieces
+        return pieces
 
 
 def _stop_strings(

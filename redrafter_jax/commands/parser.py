@@ -117,6 +117,12 @@ def _add_generate(commands: Any) -> None:
         help="refuse a target without a chat template (by default its prompts are continued as "
         "they stand)",
     )
+    command.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="on a terminal too, tell in full how the text was decoded",
+    )
     add_template(command, or_none=True)
     add_decoding(command)
 
@@ -149,6 +155,11 @@ def _add_chat(commands: Any) -> None:
         default="auto",
         help="colour text by the tokens that each call gained (auto: on a terminal, unless "
         "NO_COLOR is set)",
+    )
+    command.add_argument(
+        "--show",
+        action="store_true",
+        help="colour text by who proposed each token: the target, the drafter or prompt lookup",
     )
     command.add_argument(
         "-v",

@@ -42,7 +42,7 @@ from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards, place, to_host
-from redrafter_jax.types import NO_CHOICE, SOURCES
+from redrafter_jax.types import NO_CHOICE, SOURCES, DecodeState
 
 # The first one compiles.
 _WARM_UP_TURNS = 4
@@ -209,6 +209,11 @@ class Engine:
     def intact(self) -> bool:
         """Whether the last `advance` came to its end, so that host and device agree."""
         return self._whole and not self._state.root.is_deleted()
+
+    @property
+    def state(self) -> DecodeState:
+        """The state between two calls; the next one donates its arrays."""
+        return self._state
 
     @property
     def active(self) -> int:

@@ -114,7 +114,7 @@ def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
     expected = plain_text(habitual_target, seed=5, sampling=sampling)
     tree = ["--beam-width", "3", "--num-nodes", "6", "--sharpness", "2", "--lookup-tokens", "4"]
-    arguments = arguments_of(folders, *choice, "--seed", "5", *tree, "--mesh-model", "2")
+    arguments = arguments_of(folders, *choice, "--seed", "5", *tree, "--mesh-model", "2", "-v")
     code, out, err = run_redrafter(*arguments)
     assert (code, out) == (0, expected + "\n")
     # A terminal is told that it compiles; the counts, which tokens are of which drafter.
