@@ -1,4 +1,4 @@
-"""The documentation as a site: no warning, no dead link, and what README and the start page name."""
+"""The documentation as a site: no warning, no dead link, and what its pages name."""
 
 import os
 import re

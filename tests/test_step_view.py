@@ -26,7 +26,7 @@ LETTERS = SimpleNamespace(decode=lambda ids: "".join("abcdefgh<&"[id] for id in 
 
 
 def traced(**changes: Any) -> StepTrace:
-    """Root a with children b and c, below b a d and an h by prompt lookup; the target wants b, d."""
+    """Below the root a are b and c, below b are d and, by prompt lookup, h."""
     tree = tree_of([[0, 1, 2, 3, 7, -1]], [[0, 0, 0, 1, 1, 0]])
     log_probs = np.log([[1.0, 0.5, 0.25, 0.4, 1.0, 1.0]])
     origin = jnp.asarray([[-1, 0, 0, 0, 1, -1]])

@@ -54,7 +54,7 @@ def test_or_by_who_proposed_them() -> None:
         "Colours tell who proposed a token: the target, \x1b[36mthe drafter\x1b[0m, "
         "\x1b[33mprompt lookup\x1b[0m."
     )
-    with pytest.raises(InputError, match="--show is in colours, .* give --color always"):
+    with pytest.raises(InputError, match=r"--show is in colours, .* give --color always"):
         screen_on(io.StringIO(), "auto", by_origin=True)
 
 
