@@ -102,6 +102,18 @@ def test_what_is_no_part_of_the_target_is_one_sentence(
     assert all(word in err for word in words), err
 
 
+def test_a_terminal_is_told_one_short_line(
+    run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, told = run_redrafter(*arguments_of(folders))
+    compiling, line = told.splitlines()
+    assert compiling == "Compiling ..."
+    assert re.fullmatch(
+        rf"{NEW_TOKENS} tokens, [\d.]+ tokens/s(, [\d.]+ times the .* speed)?", line
+    )
+
+
 @pytest.mark.long
 def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     run_redrafter: Any,
