@@ -83,9 +83,9 @@ def trace_step(
     engine, requests = engine_of(target, bound, batch, one, False, False)
     for request in requests:
         engine.submit(request)
-    # The first pass reads the prompts.
-    for event in engine.advance(passes=None, steps=after):
-        if event.ended is not None:
+    engine.advance(passes=None, steps=0)
+    for _ in range(after):
+        if any(event.ended for event in engine.advance(steps=1)):
             raise InputError(f"A text ends before step {after + 1}; give a smaller `after`.")
     step = jax.jit(partial(decode_step, tree=one))
     _, trace = step(target, bound, engine.state)

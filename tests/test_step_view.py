@@ -88,5 +88,7 @@ def test_a_traced_step_decides_what_plain_decoding_does(
     assert int(trace.tree.tokens[0, 0]) == plain[0]
     assert np.asarray(trace.chosen)[0, path].tolist() == plain[1 : 1 + count]
     assert PARITY_CONFIG.vocab_size > max(plain)
+    second = trace_step(habitual_target, good_drafter, [prompt], tree=tree, after=1)
+    assert int(second.tree.tokens[0, 0]) == plain[count]
     with pytest.raises(InputError, match="after is -1"):
         trace_step(habitual_target, PromptLookup(), [prompt], after=-1)
