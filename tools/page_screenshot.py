@@ -1,9 +1,12 @@
-"""A picture of the page of a server that runs: one question, with and without speculation.
+r"""A picture of the page of a server that runs: one question, with and without speculation.
 
+    python -m redrafter_jax serve --drafter configs/smollm2_135m/drafter --adaptive off \
+        --beam-width 1 --draft-rounds 2 --num-nodes 4 --rerank --name SmolLM2-135M-Instruct
     python -m tools.page_screenshot http://127.0.0.1:8000 docs/serving.png
-    python -m tools.page_screenshot http://127.0.0.1:8000 narrow.png --width 390
+    python -m tools.page_screenshot http://127.0.0.1:8000 docs/pictures/page-narrow.png \
+        --width 360 --theme dark
 
-It needs a Chromium that is installed, such as Debian's.
+It needs a Chromium that is installed, such as Debian's. Pictures have few colours: small files.
 """
 
 import argparse
@@ -12,11 +15,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from redrafter_jax.command_line import run
 from redrafter_jax.errors import InputError
 
+_COLOURS = 64
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -76,6 +81,9 @@ def main() -> None:
         set_up(page, tokens=160, seed=1, compare=arguments.width > 800)
         ask(page, arguments.question)
         page.screenshot(path=arguments.picture)
+    with Image.open(arguments.picture) as picture:
+        small = picture.convert("RGB").quantize(_COLOURS)
+    small.save(arguments.picture, optimize=True)
 
 
 if __name__ == "__main__":
