@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 from servers import LINES, ROOMY, serving, wait_until
 
 from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate
@@ -60,6 +61,12 @@ def setting(page: Page, name: str, value: str | bool) -> None:
     expect(page.locator("#settings")).not_to_be_visible()
 
 
+def messages_of(asked: Request) -> list[dict[str, str]]:
+    """The conversation that a request holds."""
+    body: Any = asked.post_data_json
+    return body["messages"]
+
+
 @both_routes
 def test_the_same_text_comes_with_and_without_speculation(
     page: Page, template: ChatTemplate
@@ -99,7 +106,7 @@ def test_an_answer_streams_and_escape_stops_it_and_the_talk_goes_on(
     setting(page, "limit", "8")
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "more")
-    first, said, more = asked.value.post_data_json["messages"]
+    first, said, more = messages_of(asked.value)
     assert (first["content"], more["content"]) == ("abc", "more")
     assert said["content"].startswith("abc")
 
@@ -108,7 +115,7 @@ def test_the_system_prompt_goes_first(page: Page) -> None:
     setting(page, "system", "Be brief.")
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "abc")
-    assert asked.value.post_data_json["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert messages_of(asked.value)[0] == {"role": "system", "content": "Be brief."}
 
 
 def test_the_last_message_is_tried_again_with_the_next_seed(page: Page) -> None:
