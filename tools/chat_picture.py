@@ -1,7 +1,7 @@
 r"""A picture, as SVG, of `redrafter chat --show` that answers one question.
 
     python -m tools.chat_picture docs/pictures/chat.svg "Name three uses of a paper clip." \
-        --drafter configs/smollm2_135m/drafter --max-new-tokens 90 --context-length 256 --adaptive off
+        --drafter configs/smollm2_135m/drafter --max-new-tokens 90 --adaptive off
 
 Options behind the question are those of `chat`.
 """
