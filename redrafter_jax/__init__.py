@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
+    from redrafter_jax.config import MirrorConfig, SamplingConfig, TargetConfig, TreeConfig
     from redrafter_jax.drafters.lookup import PromptLookup
     from redrafter_jax.drafters.medusa import MedusaConfig
     from redrafter_jax.drafters.recurrent_head import RecurrentConfig
@@ -22,6 +22,7 @@ __all__ = [
     "InputError",
     "KeptCache",
     "MedusaConfig",
+    "MirrorConfig",
     "PromptLookup",
     "RecurrentConfig",
     "SamplingConfig",
@@ -48,7 +49,7 @@ _MODULES = {
     "files.target_files": ("load_target", "load_tokenizer"),
     "files.target_weights": ("save_target",),
     "files.tree_table": ("load_tree", "load_tree_table"),
-    "config": ("TreeConfig", "SamplingConfig", "TargetConfig"),
+    "config": ("TreeConfig", "SamplingConfig", "TargetConfig", "MirrorConfig"),
     "drafters.lookup": ("PromptLookup",),
     "drafters.medusa": ("MedusaConfig",),
     "drafters.recurrent_head": ("RecurrentConfig",),

@@ -10,10 +10,11 @@ import numpy as np
 from flax import nnx
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.mirror import MirrorCounts
 from redrafter_jax.engine.requests import (
     Batch,
     PerRow,
@@ -48,6 +49,7 @@ class Generation(NamedTuple):
       log_probs: per row, beside each new token its log-probability under the target at
         temperature 1 without filters; None unless asked for.
       texts: per row, what the new tokens spell, without what ended it; None without a tokenizer.
+      mirror: how often trees were ready; None without `mirror`.
     """
 
     tokens: list[list[int]]
@@ -57,6 +59,7 @@ class Generation(NamedTuple):
     accepted_by: dict[str, list[int]]
     log_probs: list[list[float]] | None = None
     texts: list[str] | None = None
+    mirror: MirrorCounts | None = None
 
     @property
     def copied_tokens(self) -> list[int]:
@@ -77,6 +80,7 @@ def generate(
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
     tokenizer: Any = None,
+    mirror: MirrorConfig | None = None,
 ) -> Generation:
     """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
 
@@ -101,6 +105,8 @@ def generate(
         target's, and of a tokenizer those that end an answer; () never stops.
       log_probs: also return the log-probability of every new token.
       tokenizer: from `load_tokenizer`: reads conversations and texts, and gives `texts`.
+      mirror: draft the next trees while the target verifies (docs/mirror.md); None drafts them
+        after it.
 
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
@@ -108,7 +114,7 @@ def generate(
     bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
-    engine, requests = engine_of(target, bound, batch, tree, adaptive, log_probs)
+    engine, requests = engine_of(target, bound, batch, tree, adaptive, log_probs, mirror=mirror)
     if engine.adaptive:
         engine.steps_per_call = _STEPS
     tokens = {engine.submit(request): [] for request in requests}
@@ -154,6 +160,7 @@ def engine_of(
     adaptive: bool | None,
     log_probs: bool,
     context_length: int | None = None,
+    mirror: MirrorConfig | None = None,
 ) -> tuple[Engine, list[Request]]:
     """An engine with a slot for every row of a batch, and the rows as its requests.
 
@@ -176,6 +183,7 @@ def engine_of(
         prefill_rows=rows // data_shards(target.mesh),
         row_counts=(),
         top_log_probs=0 if log_probs else None,
+        mirror=mirror,
     )
     return engine, requests
 
@@ -196,6 +204,7 @@ def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) ->
             name: [sum(token.origin == name for token in row) for row in rows] for name in names
         },
         log_probs=[[token.log_prob for token in row] for row in rows] if log_probs else None,
+        mirror=engine.mirror and engine.mirror.counts,
     )
 
 

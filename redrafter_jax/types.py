@@ -152,6 +152,22 @@ class Verified(NamedTuple):
     values: tuple[Float[Array, "B rows K H"], ...]
 
 
+class Halfway(NamedTuple):
+    """A target pass that has come through some of the layers.
+
+    Attributes:
+      hidden: as it leaves the last of them.
+      context: of the context layers among them, likewise.
+      keys: of each of them, the tokens' own keys.
+      values: of each of them, the tokens' own values.
+    """
+
+    hidden: Float[Array, "B rows D"]
+    context: tuple[Float[Array, "B rows D"], ...]
+    keys: tuple[Float[Array, "B rows K H"], ...]
+    values: tuple[Float[Array, "B rows K H"], ...]
+
+
 class Accepted(NamedTuple):
     """The chain of nodes whose tokens the target would have chosen itself.
 

@@ -1,6 +1,6 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
+from redrafter_jax.config.drafting import MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -21,6 +21,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "MirrorConfig",
     "RopeScaling",
     "SamplingConfig",
     "TargetConfig",

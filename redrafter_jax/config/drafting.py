@@ -163,6 +163,30 @@ class TreeConfig(Checked):
         return replace(self, num_nodes=nodes, lookup_tokens=0, mean_nodes=None)
 
 
+@dataclass(frozen=True)
+class MirrorConfig(Checked):
+    """How the next trees are drafted while the target still verifies (arXiv 2510.13161).
+
+    Attributes:
+      layer: l, the target's layers after which it guesses what it will choose.
+      candidates: k, next tokens that are guessed after each node, its children left out.
+      branches: M, of the guessed (last accepted node, next token) the likeliest, below which a
+        tree is drafted ahead; by default P * k, all that a chain has.
+      drafter_devices: devices of the drafter's own, the first that the target does not use; with 0
+        it shares the target's, where nothing overlaps.
+    """
+
+    layer: Count
+    candidates: Count = 8
+    branches: Count | None = None
+    drafter_devices: Natural = 0
+
+    def count(self, tree: TreeConfig) -> int:
+        """M for a tree, which may have fewer guesses than were asked for."""
+        asked = self.branches or tree.max_path * self.candidates
+        return min(asked, tree.budget * self.candidates)
+
+
 def longest_path(tree: TreeConfig | None) -> int:
     """P of a tree; 1 for None, the root alone."""
     return 1 if tree is None else tree.max_path

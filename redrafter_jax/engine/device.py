@@ -24,7 +24,7 @@ from redrafter_jax.models.cache import init_cache, put_rows, rows_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import data_shards, per_shard, shardings
-from redrafter_jax.types import SOURCES, DecodeState, Requests, Sampling
+from redrafter_jax.types import SOURCES, DecodeState, Requests, Sampling, StepTrace, Verified
 
 Tree = TypeVar("Tree")
 
@@ -302,19 +302,7 @@ def decode_rows(
     def step(batch: DecodeState) -> tuple[DecodeState, Gains]:
         active = ~batch.done
         batch, trace, verified = verified_step(decoder, drafter, batch, tree)
-        path = trace.accepted.path
-        places = jnp.arange(path.shape[1])
-        tokens = jnp.take_along_axis(trace.chosen, path, axis=1)
-        # The choice at a node is the token of the next node on the path, which somebody proposed;
-        # the last choice is the target's bonus.
-        origins = jnp.take_along_axis(trace.tree.origin, jnp.roll(path, -1, axis=1), axis=1)
-        origins = jnp.where(places < trace.gained[:, None] - 1, origins, -1)
-        by = trace.tree.origin[..., None] == jnp.arange(len(SOURCES))
-        drafted = (by & active[:, None, None]).sum(axis=1, dtype=jnp.int32)
-        logits = None
-        if top is not None:
-            logits = jnp.take_along_axis(verified.logits, path[..., None], axis=1)
-        return batch, _gains(tokens, logits, trace.gained, origins, drafted, V, top)
+        return batch, gains_of(trace, verified, active, V, top)
 
     batch, gains = _loop(step, batch, most, steps, idle.all())
     done = batch.done
@@ -348,6 +336,29 @@ def _loop(
 
     _, state, gains = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, room))
     return state, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), gains)
+
+
+def gains_of(
+    trace: StepTrace,
+    verified: Verified,
+    active: Bool[Array, " G"],
+    vocab_size: int,
+    top: int | None,
+) -> Gains:
+    """`Gains` of a step, in which some rows were active."""
+    path = trace.accepted.path
+    places = jnp.arange(path.shape[1])
+    tokens = jnp.take_along_axis(trace.chosen, path, axis=1)
+    # The choice at a node is the token of the next node on the path, which somebody proposed;
+    # the last choice is the target's bonus.
+    origins = jnp.take_along_axis(trace.tree.origin, jnp.roll(path, -1, axis=1), axis=1)
+    origins = jnp.where(places < trace.gained[:, None] - 1, origins, -1)
+    by = trace.tree.origin[..., None] == jnp.arange(len(SOURCES))
+    drafted = (by & active[:, None, None]).sum(axis=1, dtype=jnp.int32)
+    logits = None
+    if top is not None:
+        logits = jnp.take_along_axis(verified.logits, path[..., None], axis=1)
+    return _gains(tokens, logits, trace.gained, origins, drafted, vocab_size, top)
 
 
 def _gains(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from redrafter_jax.config import TreeConfig
+from redrafter_jax.config import MirrorConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
@@ -32,6 +32,7 @@ from redrafter_jax.engine.messages import (
     new_drafts,
     new_tokens,
 )
+from redrafter_jax.engine.mirror import Mirror, check_mirror
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_size, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
@@ -80,6 +81,7 @@ class Engine:
       longest_path: P of the largest tree.
       steps_per_call: decode steps that one `advance` takes at most; each value compiles.
       counters: sums over all requests.
+      mirror: what drafts while the target verifies; None where nothing does.
       on_admission: called with a request's number when it gets its first slot, before its prompt is
         read, and with how many of the prompt's tokens the cache holds already.
 
@@ -109,6 +111,8 @@ class Engine:
       top_log_probs: how many of the most likely tokens are reported beside each token and its
         log-probability; None reports neither.
       clock: gives seconds, for deadlines.
+      mirror: the next trees are drafted while the target verifies, in every step and for all rows
+        together; None drafts them after it.
 
     Raises:
       InputError: a size is not possible, or the models do not fit each other.
@@ -132,8 +136,12 @@ class Engine:
         row_counts: Sequence[int] | None = None,
         top_log_probs: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        mirror: MirrorConfig | None = None,
     ) -> None:
         bound, trees = bind_models(target, drafter, tree)
+        if mirror is not None:
+            mirrored_tree = check_mirror(target, bound, trees, mirror)
+            adaptive, row_counts = False, ()
         config, shards = target.config, data_shards(target.mesh)
         check_size(slots, "slots")
         check_size(context_length, "context_length", 2, config.position_limit)
@@ -191,6 +199,22 @@ class Engine:
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._idle = idle_row(target, self._stop_tokens)
+        # What reads and proposes on the target's devices.
+        self._reader = self.drafter
+        self.mirror: Mirror | None = None
+        if mirror is not None:
+            self.mirror = Mirror(
+                target,
+                self.drafter,
+                mirrored_tree,
+                mirror,
+                rows=slots,
+                slots=cache_slots,
+                pages=pages,
+                chunk=self._chunk,
+                top=top_log_probs,
+            )
+            self._reader = bound = self.mirror.relay
         self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
         # Programs that have run: the first run compiles.
         self._timed: set[tuple[int, TreeConfig | None]] = set()
@@ -366,11 +390,13 @@ class Engine:
         self._tell_pages()
         self._state, result = read_rows(
             self.target,
-            self.drafter,
+            self._reader,
             self._state,
             place(chunk, self.target.mesh),
             top=self._top,
         )
+        if self.mirror is not None:
+            self.mirror.read(self._state, chunk, list(read.places.values()))
         # Whoever is read from now on comes after it.
         self._scheduler.publish()
         self.counters.prefill_passes += 1
@@ -414,6 +440,9 @@ class Engine:
         placed: Any = place(batch, self.target.mesh)
         began = time.perf_counter() if timed and (rows, tree) in self._timed else None
         self._timed.add((rows, tree))
+        if self.mirror is not None:
+            self._state, result = self.mirror.decode(self._state, batch, steps)
+            return _Run(places, result, (rows, tree))
         self._state, result = decode_rows(
             self.target,
             self.drafter,
