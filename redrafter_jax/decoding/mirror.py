@@ -220,9 +220,11 @@ def assume(
     # Past the end of a path a token may be none.
     tokens = jnp.maximum(jnp.take_along_axis(tree.tokens, path, axis=1), 0).reshape(-1, max_path)
     end = depth.reshape(-1, 1)
-    following = jnp.where(places < end, jnp.roll(tokens, -1, axis=1), outcomes.tokens.reshape(-1, 1))
+    following = jnp.where(
+        places < end, jnp.roll(tokens, -1, axis=1), outcomes.tokens.reshape(-1, 1)
+    )
     of_path = jnp.take_along_axis(hidden, path[..., None], axis=1)
-    states = of_path.reshape(-1, max_path, hidden.shape[-1])
+    states = of_path.reshape(len(tokens), max_path, hidden.shape[-1])
     start = jnp.repeat(lengths, M)
     return Decided(tokens, following, states, start, end[:, 0] + 1), end[:, 0]
 

@@ -141,6 +141,8 @@ class Engine:
         bound, trees = bind_models(target, drafter, tree)
         if mirror is not None:
             mirrored_tree = check_mirror(target, bound, trees, mirror)
+            if adaptive:
+                raise InputError("adaptive is True, but mirror drafts in every step; leave it out.")
             adaptive, row_counts = False, ()
         config, shards = target.config, data_shards(target.mesh)
         check_size(slots, "slots")
@@ -215,7 +217,8 @@ class Engine:
                 top=top_log_probs,
             )
             self._reader = bound = self.mirror.relay
-        self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
+        state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
+        self._state = state if self.mirror is None else self.mirror.commit(state)
         # Programs that have run: the first run compiles.
         self._timed: set[tuple[int, TreeConfig | None]] = set()
 
@@ -415,6 +418,8 @@ class Engine:
             self._scheduler.changed = False
             table: Any = place(self._scheduler.tables.copy(), self.target.mesh)
             self._state = self._state._replace(cache=self._state.cache._replace(table=table))
+            if self.mirror is not None:
+                self._state = self.mirror.commit(self._state)
 
     def _choose(self, active: list[int], most: int) -> tuple[int, TreeConfig | None, int]:
         """Rows and tree of the program that decodes these slots next, and for how many steps."""

@@ -141,13 +141,14 @@ class Mirror:
         self.relay = Relay(layers, chunk)
         self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
         mesh, devices = target.mesh, _drafter_devices(target, mirror)
-        self._home: Any = SingleDeviceSharding(*target.params["norm"].get_value().devices())
-        if mesh is not None:
-            self._home = NamedSharding(mesh, PartitionSpec())
-        self._away = None
+        # Where arrays of each side lie; None on one group of devices, where nothing crosses.
+        self._home, self._away = None, None
         drafter = drafter.apart()
         lender = without_layers(target)
         if devices:
+            self._home = SingleDeviceSharding(*jax.tree.leaves(target.params)[0].devices())
+            if mesh is not None:
+                self._home = NamedSharding(mesh, PartitionSpec())
             mesh = make_mesh(model=len(devices), devices=devices)
             self._away = NamedSharding(mesh, PartitionSpec())
             for model in drafter.models:
@@ -167,6 +168,12 @@ class Mirror:
         self._rows = place(empty, mesh)
         # The trees of the next step, on the drafter's devices; None where they must be drafted.
         self._ready: TokenTree | None = None
+
+    def commit(self, state: DecodeState) -> DecodeState:
+        """The state as it must be from the first program on, which else would be compiled twice."""
+        if self._home is None or self._target.mesh is not None:
+            return state
+        return jax.device_put(state, self._home)
 
     def read(self, state: DecodeState, chunk: Chunk, live: list[int]) -> None:
         """Let the drafter read what the target has just read of prompts.
@@ -208,7 +215,7 @@ class Mirror:
             if trees is None:
                 trees = draft_now(self._lender, self._drafter, self._rows, config=tree)
                 self.counts.now += 1
-            nodes: TokenTree = jax.device_put(trees, self._home)
+            nodes = trees if self._home is None else jax.device_put(trees, self._home)
             first, guessed = begin_pass(
                 self._target,
                 self.relay,

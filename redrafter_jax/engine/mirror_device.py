@@ -214,9 +214,7 @@ def draft_now(
     """A tree for every row, drafted while nothing else can run."""
     decoder, lengths = lender.merge(), rows.cache.lengths
     noise = draw_noise(rows.sampling, lengths + 1, config.max_path, decoder.config.vocab_size)
-    return draft(
-        decoder, drafter, rows.own, rows.cache, rows.view, rows.speculates, noise, config
-    )
+    return draft(decoder, drafter, rows.own, rows.cache, rows.view, rows.speculates, noise, config)
 
 
 @partial(jax.jit, donate_argnames="rows", static_argnames=("mirror", "config"))
