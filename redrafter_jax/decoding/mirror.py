@@ -154,7 +154,7 @@ def draft_ahead(
     outcomes: Outcomes,
     config: TreeConfig,
 ) -> tuple[DrafterRows, TokenTree]:
-    """The next tree below every outcome, as a batch of B * M rows in which a row's M are neighbours.
+    """The next tree below every outcome: a batch of B * M rows, in which a row's M are neighbours.
 
     What is read of the paths lies in pages of their own: nothing of the texts changes.
 

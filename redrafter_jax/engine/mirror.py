@@ -1,5 +1,6 @@
 """Mirror decoding from the host: which program runs next, and what crosses between the devices."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -110,6 +111,8 @@ class Mirror:
     Attributes:
       counts: how often the drafter was asked.
       relay: what reads in the drafter's place on the target's devices.
+      watch: called with the name and the result of every program that a step starts, it returns the
+        result: whoever waits there has the time of each, and no overlap.
 
     Args:
       target: the target model.
@@ -137,6 +140,7 @@ class Mirror:
         top: int | None,
     ) -> None:
         self.counts = MirrorCounts()
+        self.watch: Callable[[str, Any], Any] = lambda name, result: result
         layers = drafter.layers(target.config) if drafter.reads_hidden else None
         self.relay = Relay(layers, chunk)
         self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
@@ -171,9 +175,7 @@ class Mirror:
 
     def commit(self, state: DecodeState) -> DecodeState:
         """The state as it must be from the first program on, which else would be compiled twice."""
-        if self._home is None or self._target.mesh is not None:
-            return state
-        return jax.device_put(state, self._home)
+        return _put(state, self._home) if self._target.mesh is None else state
 
     def read(self, state: DecodeState, chunk: Chunk, live: list[int]) -> None:
         """Let the drafter read what the target has just read of prompts.
@@ -214,33 +216,23 @@ class Mirror:
             trees = self._ready
             if trees is None:
                 trees = draft_now(self._lender, self._drafter, self._rows, config=tree)
+                trees = self.watch("now", trees)
                 self.counts.now += 1
-            nodes = trees if self._home is None else jax.device_put(trees, self._home)
-            first, guessed = begin_pass(
-                self._target,
-                self.relay,
-                state,
-                nodes,
-                idle,
-                mirror=self._mirror,
-                config=tree,
-            )
-            # What crosses first starts while the target goes on.
-            state, gained, end = complete_pass(
-                self._target, self.relay, state, nodes, first, idle, top=self._top
-            )
-            self._rows, outcomes, ahead = draft_outcomes(
-                self._lender,
-                self._drafter,
-                self._rows,
-                trees,
-                self._send(guessed),
-                mirror=self._mirror,
-                config=tree,
-            )
-            end = self._send(end)
-            picked, fits = pick_tree(self._lender, ahead, outcomes, end)
-            self._rows = read_along(self._lender, self._drafter, self._rows, end.decided, none)
+            nodes: TokenTree = self.watch("transfers", _put(trees, self._home))
+            inputs = self._target, self.relay, state, nodes
+            begun = begin_pass(*inputs, idle, mirror=self._mirror, config=tree)
+            first, guessed = self.watch("begin", begun)
+            # The target goes on at once; what the drafter needs crosses beside it.
+            completed = complete_pass(*inputs, first, idle, top=self._top)
+            state, gained, end = self.watch("complete", completed)
+            guessed = self.watch("transfers", self._send(guessed))
+            sides = self._lender, self._drafter, self._rows
+            drafted = draft_outcomes(*sides, trees, guessed, mirror=self._mirror, config=tree)
+            self._rows, outcomes, ahead = self.watch("ahead", drafted)
+            end = self.watch("transfers", self._send(end))
+            picked, fits = self.watch("pick", pick_tree(self._lender, ahead, outcomes, end))
+            read = read_along(self._lender, self._drafter, self._rows, end.decided, none)
+            self._rows = self.watch("read", read)
             gains.append(gained)
             fitting, ended = jax.device_get((fits, end.ended))
             self._ready = picked if (fitting | ended).all() else None
@@ -257,15 +249,8 @@ class Mirror:
     def _follow(self, state: DecodeState) -> None:
         """Give the drafter's rows what the engine may have changed of the state."""
         cache = self._rows.cache
-        told = self._send(
-            (
-                state.tokens,
-                state.speculates,
-                state.sampling,
-                state.cache.table,
-                state.cache.lengths,
-            )
-        )
+        told = state.tokens, state.speculates, state.sampling, state.cache.table
+        told = self._send((*told, state.cache.lengths))
         tokens, speculates, sampling, table, lengths = jax.tree.map(jnp.copy, told)
         self._rows = self._rows._replace(
             tokens=tokens,
@@ -276,4 +261,8 @@ class Mirror:
 
     def _send(self, tree: Tree) -> Tree:
         """The arrays on the drafter's devices."""
-        return tree if self._away is None else jax.device_put(tree, self._away)
+        return _put(tree, self._away)
+
+
+def _put(tree: Tree, place: Any) -> Tree:
+    return tree if place is None else jax.device_put(tree, place)

@@ -1,4 +1,4 @@
-"""Mirror decoding: the baseline's texts, trees that are ready, and no call beyond what is counted."""
+"""Mirror decoding: the baseline's texts, trees that are ready, and no call that is not counted."""
 
 from dataclasses import dataclass
 from typing import Any

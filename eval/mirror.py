@@ -1,0 +1,300 @@
+"""`python -m eval mirror`: how often a tree is ready, and what a step would take by its parts."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from rich.table import Table
+
+from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.config import Dtype, MirrorConfig, SamplingConfig, TreeConfig
+from redrafter_jax.drafters.base import Drafter, as_drafter
+from redrafter_jax.engine.requests import Batch
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.progress import track
+from redrafter_jax.settings.sections import SamplingSettings
+from redrafter_jax.types import CacheShape, Decided, KVCache, TokenTree, View
+
+from .benchmark import Method, Run, decode_batch, drafting, make_batches
+from .config import PairSettings, RowSettings
+from .questions import find_target, read_questions
+from .report import describe_sampling, make_table, number, show, write_report
+
+DEFINITIONS = {
+    "plain": "the same drafter and tree, drafted after each target call",
+    "fallback_rate": "share of a row's steps, its last one left out, for which no tree was ready",
+    "waits_per_step": "drafter calls for which the target waited, over target calls; a batch waits "
+    "where one of its rows has no tree",
+    "equal": "whether the tokens are those of plain decoding with the drafter",
+    "milliseconds": "medians over steps of each program, with the host waiting for it: now, a tree "
+    "that the target waits for; begin, the first layers and the guess; complete, the others and "
+    "what they decide; ahead, the trees drafted ahead; pick, the one that fits; read, what the "
+    "drafter reads of the path; transfers, all three of a step together",
+    "law": "begin + max(complete, ahead) + transfers + pick + waits_per_step x now + what read "
+    "takes beyond begin",
+    "step": "measured: decoding seconds over target calls, nothing waited for, median of repeats",
+    "overlapped": "whether the drafter has devices of its own; without, the sum of all parts is "
+    "what a step takes, and the law what it would",
+    "predicted_speedup": "of the law over plain, for drafters of other costs that guess as well: "
+    "drafting takes c target calls, as long ahead as after, and a target call what the plain step "
+    "takes beyond now",
+}
+_COSTS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+class MirrorSettings(RowSettings, PairSettings):
+    """`python -m eval mirror`: a drafter, and after which layers the target guesses how often.
+
+    Attributes:
+      tree: how trees are drafted.
+      dtype: of both models' parameters.
+      sampling: how tokens are chosen.
+      layers: l, each in turn; None for a quarter, half and three quarters of the target's.
+      candidates: k, each in turn.
+      branches: M, of all; None for as many as a chain has.
+      drafter_devices: of the drafter's own; 0 shares the target's.
+      batch_size: prompts decoded together.
+      repeats: timed runs of the whole step and of its parts, in turns; 0 times nothing.
+      wait_milliseconds: which the drafter waits in addition, each time that it drafts: a drafter of
+        that cost, which takes no processor from the target.
+    """
+
+    tree: TreeConfig
+    dtype: Dtype = "float32"
+    sampling: SamplingSettings = SamplingConfig()
+    layers: list[PositiveInt] | None = Field(default=None, min_length=1)
+    candidates: list[PositiveInt] = Field(default=[1, 2, 4, 8], min_length=1)
+    branches: PositiveInt | None = None
+    drafter_devices: NonNegativeInt = 0
+    batch_size: PositiveInt = 1
+    repeats: NonNegativeInt = 0
+    wait_milliseconds: NonNegativeFloat = 0.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Waiting(Drafter):
+    """A drafter that waits before it drafts."""
+
+    drafter: Drafter
+    seconds: float = field(metadata={"static": True})
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    @property
+    def cache(self) -> CacheShape | None:
+        return self.drafter.cache
+
+    @property
+    def reads_hidden(self) -> bool:
+        return self.drafter.reads_hidden
+
+    def layers(self, target: Any) -> tuple[int, ...]:
+        return self.drafter.layers(target)
+
+    def empty(self, target: Decoder, rows: int) -> Any:
+        return self.drafter.empty(target, rows)
+
+    def read(
+        self, target: Decoder, own: Any, cache: KVCache, decided: Decided
+    ) -> tuple[Any, KVCache]:
+        return self.drafter.read(target, own, cache, decided)
+
+    def propose(
+        self,
+        target: Decoder,
+        own: Any,
+        cache: KVCache,
+        view: View,
+        noise: Float[Array, "B P V"],
+        tree: TreeConfig,
+    ) -> TokenTree:
+        def wait(root: Any) -> np.ndarray:
+            del root
+            time.sleep(self.seconds)
+            return np.int32(0)
+
+        zero = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.int32), view.root[0])
+        view = view._replace(root=view.root + zero)
+        return self.drafter.propose(target, own, cache, view, noise, tree)
+
+
+class Stopwatch:
+    """What a step's programs take, for `Mirror.watch`: the host waits for each.
+
+    Attributes:
+      seconds: of each run of a program, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self._last = time.perf_counter()
+
+    def __call__(self, name: str, result: Any) -> Any:
+        jax.block_until_ready(result)
+        now = time.perf_counter()
+        self.seconds[name].append(now - self._last)
+        self._last = now
+        return result
+
+    def milliseconds(self) -> dict[str, float]:
+        """Medians; of what crosses, which is three things in a step, three of them."""
+        found = {name: 1000 * median(seconds) for name, seconds in self.seconds.items()}
+        return found | {"transfers": 3 * found["transfers"]}
+
+
+def measure_mirror(settings: MirrorSettings) -> None:
+    """Decode with every layer and number of candidates, and report.
+
+    Raises:
+      InputError: a setting, a file or a prompt cannot be used.
+    """
+    found = find_target(settings)
+    questions = read_questions(found, settings, settings.batch_size)
+    make_folder(settings.report_dir, "report_dir")
+    target = found.files.load(settings.dtype, found.mesh)
+    head = load_drafter(settings.drafter, settings.dtype, found.mesh, target=target)
+    drafter = as_drafter(head).apart()
+    if settings.wait_milliseconds:
+        drafter = Waiting(drafter, settings.wait_milliseconds / 1000)
+    plain = drafting(target, drafter, settings.tree)
+    asked = questions.encode_turns(target, settings.sampling)
+    batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
+    expected = [decode_batch(plain, batch) for batch in batches]
+    N = target.config.num_hidden_layers
+    layers = settings.layers or sorted({max(1, N * part // 4) for part in (1, 2, 3)})
+    rows = []
+    for layer, candidates in track(
+        list(product(layers, settings.candidates)),
+        len(layers) * len(settings.candidates),
+        "measure",
+    ):
+        mirror = MirrorConfig(layer, candidates, settings.branches, settings.drafter_devices)
+        method = plain._replace(mirror=mirror)
+        runs = [decode_batch(method, batch) for batch in batches]
+        row = _count(runs, expected) | {"layer": layer, "candidates": candidates}
+        if settings.repeats:
+            row |= _time(method, batches, settings.repeats, row, _acceptance(expected))
+        rows.append(row)
+        log = {
+            "rows": rows,
+            "plain": {"acceptance_length": _acceptance(expected)},
+            "overlapped": settings.drafter_devices > 0,
+        }
+        report = write_report(settings.report_dir / "mirror.json", log, settings, DEFINITIONS)
+    title = f"{settings.target} with {settings.drafter}, {describe_sampling(settings.sampling)}"
+    said = f"plain: acceptance length {_acceptance(expected):.3f}"
+    show(settings.report_dir / "mirror.json", f"{title}\n{report['device']}", said, *_tables(rows))
+
+
+def _acceptance(runs: Sequence[Run]) -> float:
+    return acceptance_length(np.concatenate([run.accept_counts for run in runs]))
+
+
+def _count(runs: Sequence[Run], expected: Sequence[Run]) -> dict[str, Any]:
+    """What does not depend on the machine."""
+    counts = [run.mirror for run in runs if run.mirror is not None]
+    outcomes = sum(one.outcomes for one in counts)
+    return {
+        "acceptance_length": _acceptance(runs),
+        "fallback_rate": 1 - sum(one.prepared for one in counts) / max(outcomes, 1),
+        "waits_per_step": sum(one.now for one in counts) / max(sum(one.steps for one in counts), 1),
+        "equal": [run.tokens for run in runs] == [run.tokens for run in expected],
+    }
+
+
+def _time(
+    method: Method, batches: Sequence[Batch], repeats: int, row: dict[str, Any], plain_gain: float
+) -> dict[str, Any]:
+    """Parts and whole steps in turns, so that a slow moment of the machine hits both."""
+    plain, watch = method._replace(mirror=None), Stopwatch()
+    steps: dict[str, list[float]] = {"step": [], "plain_step": []}
+    for _ in range(repeats):
+        for batch in batches:
+            decode_batch(method, batch, watch)
+            for name, one in (("step", method), ("plain_step", plain)):
+                run = decode_batch(one, batch)
+                calls = max(run.steps)
+                steps[name].append(1000 * run.decode_seconds / calls)
+    parts = watch.milliseconds()
+    law = (
+        parts["begin"]
+        + max(parts["complete"], parts["ahead"])
+        + parts["transfers"]
+        + parts["pick"]
+        + row["waits_per_step"] * parts["now"]
+        + max(0.0, parts["read"] - parts["begin"])
+    )
+    timed = parts | {name: median(values) for name, values in steps.items()}
+    call = timed["plain_step"] - parts["now"]
+    predicted = {}
+    for cost in _COSTS:
+        step = parts["begin"] + max(parts["complete"], cost * call)
+        step += parts["pick"] + row["waits_per_step"] * cost * call
+        gain = row["acceptance_length"] / plain_gain
+        predicted[str(cost)] = gain * (1 + cost) * call / step
+    return {"milliseconds": timed, "law": law, "predicted_speedup": predicted}
+
+
+def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    yield make_table(
+        "",
+        ["layer", "candidates", "acceptance", "fallback", "waits / step", "equal"],
+        [
+            [
+                str(row["layer"]),
+                str(row["candidates"]),
+                f"{row['acceptance_length']:.3f}",
+                f"{row['fallback_rate']:.3f}",
+                f"{row['waits_per_step']:.3f}",
+                "yes" if row["equal"] else "no",
+            ]
+            for row in rows
+        ],
+        text_columns=0,
+    )
+    timed = [row for row in rows if "law" in row]
+    if not timed:
+        return
+    parts = ("now", "begin", "complete", "ahead", "pick", "read", "transfers", "step", "plain_step")
+    yield make_table(
+        "milliseconds, medians",
+        ["layer", "candidates", *parts, "law", "step / law"],
+        [
+            [
+                str(row["layer"]),
+                str(row["candidates"]),
+                *(number(row["milliseconds"].get(part), ".1f") for part in parts),
+                f"{row['law']:.1f}",
+                f"{row['milliseconds']['step'] / row['law']:.2f}",
+            ]
+            for row in timed
+        ],
+        text_columns=0,
+    )
+    yield make_table(
+        "predicted speed-up over plain, for a drafter of so many target calls",
+        ["layer", "candidates", *map(str, _COSTS)],
+        [
+            [
+                str(row["layer"]),
+                str(row["candidates"]),
+                *(f"{value:.2f}" for value in row["predicted_speedup"].values()),
+            ]
+            for row in timed
+        ],
+        text_columns=0,
+    )
