@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from statistics import median
 from typing import Any
 
@@ -18,13 +17,15 @@ from rich.table import Table
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import Dtype, MirrorConfig, SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, as_drafter
+from redrafter_jax.drafters.base import as_drafter
+from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.engine.requests import Batch
+from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import load_drafter
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.progress import track
 from redrafter_jax.settings.sections import SamplingSettings
-from redrafter_jax.types import CacheShape, Decided, KVCache, TokenTree, View
+from redrafter_jax.types import KVCache, TokenTree, View
 
 from .benchmark import Method, Run, decode_batch, drafting, make_batches
 from .config import PairSettings, RowSettings
@@ -33,9 +34,13 @@ from .report import describe_sampling, make_table, number, show, write_report
 
 DEFINITIONS = {
     "plain": "the same drafter and tree, drafted after each target call",
-    "fallback_rate": "share of a row's steps, its last one left out, for which no tree was ready",
+    "fallback_rate": "by k: share of a row's steps, its last one left out, for which no tree would "
+    "have been ready. Decoded is with the largest k; the guesses of a smaller one are the first of "
+    "its own, after every node",
     "waits_per_step": "drafter calls for which the target waited, over target calls; a batch waits "
     "where one of its rows has no tree",
+    "acceptance_length": "with the largest k. A drafter that reads tokens alone accepts as much in "
+    "plain decoding; others read what the target has guessed from until it has decided",
     "equal": "whether the tokens are those of plain decoding with the drafter",
     "milliseconds": "medians over steps of each program, with the host waiting for it: now, a tree "
     "that the target waits for; begin, the first layers and the guess; complete, the others and "
@@ -61,8 +66,7 @@ class MirrorSettings(RowSettings, PairSettings):
       dtype: of both models' parameters.
       sampling: how tokens are chosen.
       layers: l, each in turn; None for a quarter, half and three quarters of the target's.
-      candidates: k, each in turn.
-      branches: M, of all; None for as many as a chain has.
+      candidates: k, of which the largest is decoded with.
       drafter_devices: of the drafter's own; 0 shares the target's.
       batch_size: prompts decoded together.
       repeats: timed runs of the whole step and of its parts, in turns; 0 times nothing.
@@ -75,7 +79,6 @@ class MirrorSettings(RowSettings, PairSettings):
     sampling: SamplingSettings = SamplingConfig()
     layers: list[PositiveInt] | None = Field(default=None, min_length=1)
     candidates: list[PositiveInt] = Field(default=[1, 2, 4, 8], min_length=1)
-    branches: PositiveInt | None = None
     drafter_devices: NonNegativeInt = 0
     batch_size: PositiveInt = 1
     repeats: NonNegativeInt = 0
@@ -84,34 +87,10 @@ class MirrorSettings(RowSettings, PairSettings):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Waiting(Drafter):
-    """A drafter that waits before it drafts."""
+class Waiting(ModelDrafter):
+    """A model that waits before it drafts."""
 
-    drafter: Drafter
-    seconds: float = field(metadata={"static": True})
-
-    @property
-    def name(self) -> str:
-        return self.drafter.name
-
-    @property
-    def cache(self) -> CacheShape | None:
-        return self.drafter.cache
-
-    @property
-    def reads_hidden(self) -> bool:
-        return self.drafter.reads_hidden
-
-    def layers(self, target: Any) -> tuple[int, ...]:
-        return self.drafter.layers(target)
-
-    def empty(self, target: Decoder, rows: int) -> Any:
-        return self.drafter.empty(target, rows)
-
-    def read(
-        self, target: Decoder, own: Any, cache: KVCache, decided: Decided
-    ) -> tuple[Any, KVCache]:
-        return self.drafter.read(target, own, cache, decided)
+    seconds: float = field(default=0.0, metadata={"static": True})
 
     def propose(
         self,
@@ -129,7 +108,7 @@ class Waiting(Drafter):
 
         zero = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.int32), view.root[0])
         view = view._replace(root=view.root + zero)
-        return self.drafter.propose(target, own, cache, view, noise, tree)
+        return super().propose(target, own, cache, view, noise, tree)
 
 
 class Stopwatch:
@@ -156,6 +135,39 @@ class Stopwatch:
         return found | {"transfers": 3 * found["transfers"]}
 
 
+class Ranks:
+    """Which guess came true, for `Mirror.watch`.
+
+    Attributes:
+      found: of every outcome, its place among the guesses after its node that are no children;
+        infinity where it was not guessed.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self._tree: Any = None
+        self._tokens: Any = None
+
+    def __call__(self, name: str, result: Any) -> Any:
+        if name == "transfers" and isinstance(result, TokenTree):
+            self._tree = jax.device_get(result)
+        elif name == "begin":
+            self._tokens = jax.device_get(result[1].tokens)
+        elif name == "complete":
+            end = jax.device_get(result[2])
+            for row in np.flatnonzero(~end.ended):
+                node, count = end.last[row], end.decided.count[row]
+                self.found.append(self._rank(row, node, end.decided.following[row, count - 1]))
+        return result
+
+    def _rank(self, row: int, node: int, token: int) -> float:
+        below = self._tree.parents[row] == node
+        below[0] = False
+        children = set(self._tree.tokens[row][below].tolist())
+        others = [one for one in self._tokens[row, node].tolist() if one not in children]
+        return float(others.index(token)) if token in others else np.inf
+
+
 def measure_mirror(settings: MirrorSettings) -> None:
     """Decode with every layer and number of candidates, and report.
 
@@ -169,48 +181,52 @@ def measure_mirror(settings: MirrorSettings) -> None:
     head = load_drafter(settings.drafter, settings.dtype, found.mesh, target=target)
     drafter = as_drafter(head).apart()
     if settings.wait_milliseconds:
-        drafter = Waiting(drafter, settings.wait_milliseconds / 1000)
+        if not isinstance(drafter, ModelDrafter):
+            raise InputError(
+                f"wait_milliseconds is {settings.wait_milliseconds:g}, and the drafter is a head; "
+                "give a model, such as drafter=self:layers=2."
+            )
+        drafter = Waiting(drafter.model, seconds=settings.wait_milliseconds / 1000)
     plain = drafting(target, drafter, settings.tree)
     asked = questions.encode_turns(target, settings.sampling)
     batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
     expected = [decode_batch(plain, batch) for batch in batches]
     N = target.config.num_hidden_layers
     layers = settings.layers or sorted({max(1, N * part // 4) for part in (1, 2, 3)})
-    rows = []
-    for layer, candidates in track(
-        list(product(layers, settings.candidates)),
-        len(layers) * len(settings.candidates),
-        "measure",
-    ):
-        mirror = MirrorConfig(layer, candidates, settings.branches, settings.drafter_devices)
-        method = plain._replace(mirror=mirror)
-        runs = [decode_batch(method, batch) for batch in batches]
-        row = _count(runs, expected) | {"layer": layer, "candidates": candidates}
+    most, rows = max(settings.candidates), []
+    for layer in track(layers, len(layers), "measure"):
+        mirror = MirrorConfig(layer, most, settings.tree.budget * most, settings.drafter_devices)
+        method, ranks = plain._replace(mirror=mirror), Ranks()
+        runs = [decode_batch(method, batch, ranks) for batch in batches]
+        row = {"layer": layer} | _count(runs, expected, ranks, settings.candidates)
         if settings.repeats:
             row |= _time(method, batches, settings.repeats, row, _acceptance(expected))
         rows.append(row)
-        log = {
-            "rows": rows,
-            "plain": {"acceptance_length": _acceptance(expected)},
-            "overlapped": settings.drafter_devices > 0,
-        }
-        report = write_report(settings.report_dir / "mirror.json", log, settings, DEFINITIONS)
-    title = f"{settings.target} with {settings.drafter}, {describe_sampling(settings.sampling)}"
+        # After each, for whoever ends it early.
+        path = settings.report_dir / "mirror.json"
+        measures = {"rows": rows, "plain": {"acceptance_length": _acceptance(expected)}}
+        report = write_report(path, measures, settings, DEFINITIONS)
+    sampling = describe_sampling(settings.sampling)
+    title = f"{settings.target} with {settings.drafter}, {sampling}\n{report['device']}"
     said = f"plain: acceptance length {_acceptance(expected):.3f}"
-    show(settings.report_dir / "mirror.json", f"{title}\n{report['device']}", said, *_tables(rows))
+    show(path, title, said, *_tables(rows))
 
 
 def _acceptance(runs: Sequence[Run]) -> float:
     return acceptance_length(np.concatenate([run.accept_counts for run in runs]))
 
 
-def _count(runs: Sequence[Run], expected: Sequence[Run]) -> dict[str, Any]:
+def _count(
+    runs: Sequence[Run], expected: Sequence[Run], ranks: Ranks, candidates: Sequence[int]
+) -> dict[str, Any]:
     """What does not depend on the machine."""
     counts = [run.mirror for run in runs if run.mirror is not None]
-    outcomes = sum(one.outcomes for one in counts)
+    found = np.asarray(ranks.found)
     return {
         "acceptance_length": _acceptance(runs),
-        "fallback_rate": 1 - sum(one.prepared for one in counts) / max(outcomes, 1),
+        "outcomes": len(found),
+        "fallback_rate": {str(k): float((found >= k).mean()) for k in candidates},
+        "prepared": sum(one.prepared for one in counts),
         "waits_per_step": sum(one.now for one in counts) / max(sum(one.steps for one in counts), 1),
         "equal": [run.tokens for run in runs] == [run.tokens for run in expected],
     }
@@ -251,14 +267,13 @@ def _time(
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     yield make_table(
-        "",
-        ["layer", "candidates", "acceptance", "fallback", "waits / step", "equal"],
+        "share of steps without a ready tree, by k",
+        ["layer", *rows[0]["fallback_rate"], "acceptance", "waits / step", "equal"],
         [
             [
                 str(row["layer"]),
-                str(row["candidates"]),
+                *(f"{rate:.3f}" for rate in row["fallback_rate"].values()),
                 f"{row['acceptance_length']:.3f}",
-                f"{row['fallback_rate']:.3f}",
                 f"{row['waits_per_step']:.3f}",
                 "yes" if row["equal"] else "no",
             ]
@@ -272,11 +287,10 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     parts = ("now", "begin", "complete", "ahead", "pick", "read", "transfers", "step", "plain_step")
     yield make_table(
         "milliseconds, medians",
-        ["layer", "candidates", *parts, "law", "step / law"],
+        ["layer", *parts, "law", "step / law"],
         [
             [
                 str(row["layer"]),
-                str(row["candidates"]),
                 *(number(row["milliseconds"].get(part), ".1f") for part in parts),
                 f"{row['law']:.1f}",
                 f"{row['milliseconds']['step'] / row['law']:.2f}",
@@ -287,11 +301,10 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     )
     yield make_table(
         "predicted speed-up over plain, for a drafter of so many target calls",
-        ["layer", "candidates", *map(str, _COSTS)],
+        ["layer", *map(str, _COSTS)],
         [
             [
                 str(row["layer"]),
-                str(row["candidates"]),
                 *(f"{value:.2f}" for value in row["predicted_speedup"].values()),
             ]
             for row in timed

@@ -139,10 +139,9 @@ class Engine:
         mirror: MirrorConfig | None = None,
     ) -> None:
         bound, trees = bind_models(target, drafter, tree)
+        mirrored_tree = None
         if mirror is not None:
-            mirrored_tree = check_mirror(target, bound, trees, mirror)
-            if adaptive:
-                raise InputError("adaptive is True, but mirror drafts in every step; leave it out.")
+            mirrored_tree = check_mirror(target, bound, trees, mirror, adaptive)
             adaptive, row_counts = False, ()
         config, shards = target.config, data_shards(target.mesh)
         check_size(slots, "slots")
@@ -204,7 +203,7 @@ class Engine:
         # What reads and proposes on the target's devices.
         self._reader = self.drafter
         self.mirror: Mirror | None = None
-        if mirror is not None:
+        if mirror is not None and mirrored_tree is not None:
             self.mirror = Mirror(
                 target,
                 self.drafter,

@@ -57,7 +57,11 @@ class MirrorCounts:
 
 
 def check_mirror(
-    target: Target, drafter: Drafter, trees: tuple[TreeConfig | None, ...], mirror: MirrorConfig
+    target: Target,
+    drafter: Drafter,
+    trees: tuple[TreeConfig | None, ...],
+    mirror: MirrorConfig,
+    adaptive: bool | None,
 ) -> TreeConfig:
     """The one tree that is drafted ahead.
 
@@ -80,6 +84,8 @@ def check_mirror(
             f"TreeConfig.mean_nodes is {tree.mean_nodes}, but with mirror every row has its own "
             "nodes; leave it out."
         )
+    if adaptive:
+        raise InputError("adaptive is True, but mirror drafts in every step; leave it out.")
     if mirror.candidates > target.config.vocab_size:
         raise InputError(
             f"MirrorConfig.candidates is {mirror.candidates}, more than the "
@@ -146,12 +152,14 @@ class Mirror:
         self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
         mesh, devices = target.mesh, _drafter_devices(target, mirror)
         # Where arrays of each side lie; None on one group of devices, where nothing crosses.
-        self._home, self._away = None, None
+        self._home: Any = None
+        self._away: Any = None
         drafter = drafter.apart()
         lender = without_layers(target)
         if devices:
-            self._home = SingleDeviceSharding(*jax.tree.leaves(target.params)[0].devices())
-            if mesh is not None:
+            if mesh is None:
+                self._home = SingleDeviceSharding(*jax.tree.leaves(target.params)[0].devices())
+            else:
                 self._home = NamedSharding(mesh, PartitionSpec())
             mesh = make_mesh(model=len(devices), devices=devices)
             self._away = NamedSharding(mesh, PartitionSpec())

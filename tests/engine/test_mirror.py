@@ -63,19 +63,7 @@ def drafter_of(kind: str, target: Target) -> LoadedHead | Drafter:
     if kind == "self":
         return SelfDrafter("self:layers=3", layers=3).of(target)
     if kind == "eagle":
-        return random_drafter(
-            EagleConfig(
-                vocab_size=CONFIG.vocab_size,
-                hidden_size=CONFIG.hidden_size,
-                intermediate_size=24,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                rope_theta=10000.0,
-                rms_norm_eps=1e-5,
-                context_layers=(0, 2),
-            )
-        )
+        return random_drafter(EagleConfig(24, 32, "3", 32, 48, 4, 2, 8, context_layers=(0, 2)))
     return {"lookup": PromptLookup(), "bigram": BigramAttention(CONFIG.vocab_size)}[kind]
 
 
