@@ -104,7 +104,7 @@ class Waiting(ModelDrafter):
         def wait(root: Any) -> np.ndarray:
             del root
             time.sleep(self.seconds)
-            return np.int32(0)
+            return np.zeros((), np.int32)
 
         zero = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.int32), view.root[0])
         view = view._replace(root=view.root + zero)
@@ -155,7 +155,7 @@ class Ranks:
             self._tokens = jax.device_get(result[1].tokens)
         elif name == "complete":
             end = jax.device_get(result[2])
-            for row in np.flatnonzero(~end.ended):
+            for row in np.flatnonzero(~end.ended).tolist():
                 node, count = end.last[row], end.decided.count[row]
                 self.found.append(self._rank(row, node, end.decided.following[row, count - 1]))
         return result
@@ -193,7 +193,8 @@ def measure_mirror(settings: MirrorSettings) -> None:
     expected = [decode_batch(plain, batch) for batch in batches]
     N = target.config.num_hidden_layers
     layers = settings.layers or sorted({max(1, N * part // 4) for part in (1, 2, 3)})
-    most, rows = max(settings.candidates), []
+    most, rows, report = max(settings.candidates), [], {}
+    path = settings.report_dir / "mirror.json"
     for layer in track(layers, len(layers), "measure"):
         mirror = MirrorConfig(layer, most, settings.tree.budget * most, settings.drafter_devices)
         method, ranks = plain._replace(mirror=mirror), Ranks()
@@ -203,7 +204,6 @@ def measure_mirror(settings: MirrorSettings) -> None:
             row |= _time(method, batches, settings.repeats, row, _acceptance(expected))
         rows.append(row)
         # After each, for whoever ends it early.
-        path = settings.report_dir / "mirror.json"
         measures = {"rows": rows, "plain": {"acceptance_length": _acceptance(expected)}}
         report = write_report(path, measures, settings, DEFINITIONS)
     sampling = describe_sampling(settings.sampling)

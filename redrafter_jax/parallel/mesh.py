@@ -169,9 +169,10 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
             layers: Any = tuple(partition(one.shape, _CACHE, mesh, rules) for one in value.keys)
             return KVCache(layers, layers, *rows)
         if isinstance(value, Halfway):
-            states: Any = jax.tree.map(spec, (value.hidden, value.context))
+            hidden: Any = spec(value.hidden)
+            context: Any = tuple(map(spec, value.context))
             heads: Any = tuple(partition(one.shape, _HEADS, mesh, rules) for one in value.keys)
-            return Halfway(*states, heads, heads)
+            return Halfway(hidden, context, heads, heads)
         return partition(np.shape(value), ("rows",), mesh, rules)
 
     whole = nnx.State | KVCache | Halfway

@@ -75,7 +75,7 @@ def both(
     **how: Any,
 ) -> tuple[Any, Any]:
     """The baseline's answer, and that of mirror decoding."""
-    arguments = BATCH | {"eos_token_ids": ()} | how
+    arguments: dict[str, Any] = BATCH | {"eos_token_ids": ()} | how
     plain = generate_autoregressive(target, **arguments)
     return plain, generate(target, drafter, tree=tree, mirror=mirror, **arguments)
 

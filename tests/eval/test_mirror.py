@@ -17,6 +17,7 @@ def test_the_report_agrees_with_the_engine_and_with_itself(
     tmp_path: Path, pair_settings: dict[str, Any]
 ) -> None:
     values = {
+        "drafter": "self:layers=1",
         "tree": {"beam_width": 1, "draft_rounds": 3},
         "layers": [1],
         "candidates": [1, 3],
