@@ -156,8 +156,9 @@ class Ranks:
         elif name == "complete":
             end = jax.device_get(result[2])
             for row in np.flatnonzero(~end.ended).tolist():
-                node, count = end.last[row], end.decided.count[row]
-                self.found.append(self._rank(row, node, end.decided.following[row, count - 1]))
+                node, count = int(end.last[row]), end.decided.count[row]
+                token = int(end.decided.following[row, count - 1])
+                self.found.append(self._rank(row, node, token))
         return result
 
     def _rank(self, row: int, node: int, token: int) -> float:
