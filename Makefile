@@ -16,7 +16,7 @@ MODEL ?=
 INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-tiny test test-all kills aot check format bench gpu measure-gpu
+.PHONY: help setup demo demo-tiny test test-all kills aot check format docs wheel bench gpu measure-gpu build-docs
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,7 +41,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	@# Python compiles what is imported, a small part of what pip would.
 	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --build-constraint constraints.txt \
-	  --group dev --editable ".[serve,train$(EXTRAS:%=,%)]"
+	  --group dev --editable ".[serve,structured,train$(EXTRAS:%=,%)]"
 	@touch $@
 
 demo: $(INSTALLED) ## train a draft head for SmolLM2, then compare ways of drafting (MODEL=path: a copy of it)
@@ -78,6 +78,16 @@ check: $(INSTALLED) ## lint, formatting, types, and who may import whom
 format: $(INSTALLED) ## put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: ## the documentation as a site, in runs/site; it stops at a warning or a dead link
+	@$(MAKE) --no-print-directory EXTRAS=docs build-docs
+
+build-docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+wheel: $(INSTALLED) ## dist/*.whl, which installs anywhere: pip install 'dist/redrafter_jax-....whl[serve]'
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --build-constraint constraints.txt --wheel-dir dist .
 
 bench: $(INSTALLED) ## measure decoding with the head of demo-tiny anew, into runs/bench
 	rm -f runs/bench/compare.jsonl

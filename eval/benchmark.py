@@ -6,16 +6,17 @@ Commands that decode prompts do so through this file alone.
 import time
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import batched
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path, node_count
 from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, as_drafter, check_drafting
 from redrafter_jax.drafters.lookup import PromptLookup
 from redrafter_jax.engine.messages import Token
+from redrafter_jax.engine.mirror import MirrorCounts
 from redrafter_jax.engine.requests import Batch, check_batch, slots_for
 from redrafter_jax.generation import collect, engine_of, not_numbers
 from redrafter_jax.models.target import Target
@@ -26,11 +27,12 @@ from .config import RowSettings
 
 
 class Method(NamedTuple):
-    """A way of decoding, of `drafting` or the `baseline`."""
+    """A way of decoding, of `drafting` or the `baseline`; `mirror` drafts ahead."""
 
     target: Target
     drafter: Drafter
     tree: TreeConfig | None
+    mirror: MirrorConfig | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -66,6 +68,7 @@ class Run(NamedTuple):
       prefill_seconds: from lists of prompts to each row's first token, chosen on the device; 0 in
         a run without the clock.
       decode_seconds: from there to all tokens on the host; 0 as well.
+      mirror: how often trees were ready; None where none is drafted ahead.
     """
 
     tokens: list[list[int]]
@@ -74,6 +77,7 @@ class Run(NamedTuple):
     accepted_by: dict[str, list[int]]
     prefill_seconds: float
     decode_seconds: float
+    mirror: MirrorCounts | None = None
 
     @property
     def seconds(self) -> float:
@@ -180,15 +184,19 @@ def measure(
             yield TimedTurn(index, repeat, {name: runs[name] for name in names})
 
 
-def decode_batch(method: Method, batch: Batch) -> Run:
-    """Decode as `generate` does, with prefill and decoding timed.
+def decode_batch(
+    method: Method, batch: Batch, watch: Callable[[str, Any], Any] | None = None
+) -> Run:
+    """Decode as `generate` does, with prefill and decoding timed; `watch` is of `Mirror`.
 
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
     """
-    target, drafter, tree = method
+    target, drafter, tree, mirror = method
     started = time.perf_counter()
-    engine, requests = engine_of(target, drafter, batch, tree, adaptive=False, log_probs=False)
+    engine, requests = engine_of(
+        target, drafter, batch, tree, adaptive=False, log_probs=False, mirror=mirror
+    )
     rows: dict[int, list[Token]] = {engine.submit(request): [] for request in requests}
 
     def advance(steps: int | None) -> None:
@@ -198,6 +206,8 @@ def decode_batch(method: Method, batch: Batch) -> Run:
                 raise not_numbers(target)
 
     advance(0)
+    if engine.mirror is not None and watch is not None:
+        engine.mirror.watch = watch
     prefilled = time.perf_counter()
     while engine.busy:
         advance(None)
@@ -209,6 +219,7 @@ def decode_batch(method: Method, batch: Batch) -> Run:
         result.accepted_by,
         prefill_seconds=prefilled - started,
         decode_seconds=time.perf_counter() - prefilled,
+        mirror=result.mirror,
     )
 
 

@@ -16,6 +16,7 @@ from .config import (
     TargetSettings,
     TuneSettings,
 )
+from .mirror import MirrorSettings, measure_mirror
 from .parity import check_parity
 from .plan import plan
 from .serve_load import measure_load
@@ -40,6 +41,11 @@ COMMANDS = {
         CompareSettings,
         "Ways of drafting beside the autoregressive baseline: speed-up, acceptance length, equal "
         "texts. The name of this command may be left out.",
+    ),
+    "mirror": Command(
+        measure_mirror,
+        MirrorSettings,
+        "Drafting while the target verifies: how often a tree is ready, and what a step takes.",
     ),
     "parity": Command(
         check_parity,

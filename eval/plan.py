@@ -20,7 +20,8 @@ from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, as_drafter, check_pair
 from redrafter_jax.drafters.kinds import find_weighted
-from redrafter_jax.engine.device import Gains, decode_rows
+from redrafter_jax.engine.device import decode_rows
+from redrafter_jax.engine.gains import Gains
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target

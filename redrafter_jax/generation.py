@@ -10,10 +10,11 @@ import numpy as np
 from flax import nnx
 
 from redrafter_jax.acceptance import acceptance_length
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
-from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.messages import Event, Request, Token
+from redrafter_jax.engine.mirror import MirrorCounts
 from redrafter_jax.engine.requests import (
     Batch,
     PerRow,
@@ -21,6 +22,7 @@ from redrafter_jax.engine.requests import (
     StopTokens,
     check_batch,
     tokenize,
+    with_grammars,
 )
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
@@ -28,7 +30,8 @@ from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.joined import parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
-from redrafter_jax.types import LOOKUP
+from redrafter_jax.text.grammars import CompiledGrammar
+from redrafter_jax.types import GRAMMAR, LOOKUP
 
 # Decode steps between two choices of the tree.
 _STEPS = 32
@@ -48,6 +51,9 @@ class Generation(NamedTuple):
       log_probs: per row, beside each new token its log-probability under the target at
         temperature 1 without filters; None unless asked for.
       texts: per row, what the new tokens spell, without what ended it; None without a tokenizer.
+      prompt_log_probs: per row, likewise of the prompt's tokens from the second one on; None unless
+        asked for.
+      mirror: how often trees were ready; None without `mirror`.
     """
 
     tokens: list[list[int]]
@@ -57,6 +63,8 @@ class Generation(NamedTuple):
     accepted_by: dict[str, list[int]]
     log_probs: list[list[float]] | None = None
     texts: list[str] | None = None
+    prompt_log_probs: list[list[float]] | None = None
+    mirror: MirrorCounts | None = None
 
     @property
     def copied_tokens(self) -> list[int]:
@@ -76,7 +84,10 @@ def generate(
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
+    prompt_log_probs: bool = False,
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
+    mirror: MirrorConfig | None = None,
 ) -> Generation:
     """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
 
@@ -100,7 +111,12 @@ def generate(
       eos_token_ids: tokens that end a row, one list for all rows or one per row; None takes the
         target's, and of a tokenizer those that end an answer; () never stops.
       log_probs: also return the log-probability of every new token.
+      prompt_log_probs: also return those of the prompts' own tokens.
+      grammars: what the new text is held to, one for all rows or one per row, None for anything;
+        they need a tokenizer, and the package llguidance.
       tokenizer: from `load_tokenizer`: reads conversations and texts, and gives `texts`.
+      mirror: draft the next trees while the target verifies (docs/mirror.md); None drafts them
+        after it.
 
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
@@ -108,17 +124,25 @@ def generate(
     bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
-    engine, requests = engine_of(target, bound, batch, tree, adaptive, log_probs)
+    told = log_probs or prompt_log_probs
+    engine, requests = engine_of(target, bound, batch, tree, adaptive, told, mirror=mirror)
     if engine.adaptive:
         engine.steps_per_call = _STEPS
-    tokens = {engine.submit(request): [] for request in requests}
+    requests = with_grammars(target.config, requests, grammars, tokenizer)
+    tokens: dict[int, list[Token]] = {}
+    for request in requests:
+        tokens[engine.submit(request._replace(scores_prompt=prompt_log_probs))] = []
+    prompts_read = {number: [] for number in tokens}
     while engine.busy:
         for event in engine.advance(passes=None):
             tokens[event.number] += event.decided
-            if event.ended == "not numbers":
-                raise not_numbers(target)
+            prompts_read[event.number] += [token.log_prob for token in event.prompt]
+            refuse_failure(target, event)
     result = collect(engine, list(tokens.values()), log_probs)
-    return result._replace(texts=asked.texts(target.config, result.tokens))
+    return result._replace(
+        texts=asked.texts(target.config, result.tokens),
+        prompt_log_probs=list(prompts_read.values()) if prompt_log_probs else None,
+    )
 
 
 def generate_autoregressive(
@@ -130,6 +154,8 @@ def generate_autoregressive(
     seeds: Sequence[int] | None = None,
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
+    prompt_log_probs: bool = False,
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generation:
     """The baseline, one token per target call: `generate` without a drafter."""
@@ -142,6 +168,8 @@ def generate_autoregressive(
         seeds=seeds,
         eos_token_ids=eos_token_ids,
         log_probs=log_probs,
+        prompt_log_probs=prompt_log_probs,
+        grammars=grammars,
         tokenizer=tokenizer,
     )
 
@@ -154,6 +182,7 @@ def engine_of(
     adaptive: bool | None,
     log_probs: bool,
     context_length: int | None = None,
+    mirror: MirrorConfig | None = None,
 ) -> tuple[Engine, list[Request]]:
     """An engine with a slot for every row of a batch, and the rows as its requests.
 
@@ -176,6 +205,7 @@ def engine_of(
         prefill_rows=rows // data_shards(target.mesh),
         row_counts=(),
         top_log_probs=0 if log_probs else None,
+        mirror=mirror,
     )
     return engine, requests
 
@@ -183,6 +213,8 @@ def engine_of(
 def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) -> Generation:
     """What rows of tokens say together, each row from its first new token on."""
     names, longest = engine.drafted_by, engine.longest_path
+    if any(token.origin == GRAMMAR for row in rows for token in row):
+        names = (*names, GRAMMAR)
     counts = np.zeros((len(rows), longest), np.int64)
     for row, tokens in enumerate(rows):
         calls = np.bincount([token.call for token in tokens])[1:]  # the first reads the prompt
@@ -196,7 +228,18 @@ def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) ->
             name: [sum(token.origin == name for token in row) for row in rows] for name in names
         },
         log_probs=[[token.log_prob for token in row] for row in rows] if log_probs else None,
+        mirror=engine.mirror and engine.mirror.counts,
     )
+
+
+def refuse_failure(target: Target, event: Event) -> None:
+    """Refuse to go on where a row cannot: for the target's scores, or for its grammar."""
+    if event.ended == "not numbers":
+        raise not_numbers(target)
+    if event.ended == "grammar":
+        raise InputError(
+            "A row's grammar has become too complex for llguidance to go on with; simplify it."
+        )
 
 
 def not_numbers(target: Target) -> InputError:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request, Token
@@ -25,12 +25,14 @@ from redrafter_jax.engine.requests import (
     lists_of_rows,
     stop_lists,
     tokenize,
+    with_grammars,
 )
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
-from redrafter_jax.generation import Generation, collect, engine_of, not_numbers
+from redrafter_jax.generation import Generation, collect, engine_of, refuse_failure
 from redrafter_jax.models.target import Target
+from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.text.tokenizer import Detokenize, TextStream
 
 
@@ -43,11 +45,14 @@ class Update:
       texts: per row, the text released since the last update; "" without `detokenize`. Bytes that
         are no whole character yet, and what may turn out to be a stop string, come later.
       stopped: per row, whether a stop string has ended it.
+      pieces: per row, the new tokens with what each of them released of the text, and with who
+        proposed it in which target call; empty without `detokenize`.
     """
 
     tokens: list[list[int]]
     texts: list[str]
     stopped: list[bool]
+    pieces: list[list[Token]]
     _engine: Engine = field(repr=False)
     _rows: Sequence[Sequence[Token]] = field(repr=False)
     _counts: Sequence[int] = field(repr=False)
@@ -139,6 +144,7 @@ def stream(
     detokenize: Detokenize | None = None,
     stop_strings: Sequence[str] | Sequence[Sequence[str]] = (),
     kept_cache: KeptCache | None = None,
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generator[Update]:
     """Decode as `generate` does, yielding what is new every `steps_per_yield` steps.
@@ -164,6 +170,7 @@ def stream(
         cleaning up of spaces); stop strings need it.
       stop_strings: strings that end a row, one list for all rows or one per row.
       kept_cache: of the streams before this one; it keeps the cache when this one is closed.
+      grammars: as in `generate`.
       tokenizer: as in `generate`; it detokenizes too.
 
     Raises:
@@ -180,10 +187,16 @@ def stream(
     batch = Batch(prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
     make = kept_cache.engine_for if kept_cache else engine_of
     engine, requests = make(target, bound, batch, tree, adaptive, log_probs)
+    requests = with_grammars(target.config, requests, grammars, tokenizer)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
-        _Row(TextStream(detokenize, prompt, stop) if detokenize else None, end_tokens)
-        for prompt, stop, (_, end_tokens) in zip(prompts, stops, ends, strict=True)
+        _Row(
+            TextStream(detokenize, one.prompt, stop, one.sampling.min_tokens)
+            if detokenize
+            else None,
+            end_tokens,
+        )
+        for one, stop, (_, end_tokens) in zip(requests, stops, ends, strict=True)
     ]
     engine.steps_per_call = steps_per_yield
     places = {engine.submit(request): row for row, request in enumerate(requests)}
@@ -191,11 +204,13 @@ def stream(
     try:
         while engine.busy:
             fresh, texts = [list[int]() for _ in rows], [""] * len(rows)
+            pieces = [list[Token]() for _ in rows]
             for event in engine.advance(passes=None, steps=steps):
-                if event.ended == "not numbers":
-                    raise not_numbers(target)
+                refuse_failure(target, event)
                 row = places[event.number]
-                fresh[row], texts[row] = rows[row].push(event.decided, event.ended is not None)
+                pieces[row] = rows[row].push(event.decided, event.ended is not None)
+                fresh[row] = [token.id for token in pieces[row]]
+                texts[row] = "".join(token.text for token in pieces[row])
                 if rows[row].stopped:
                     engine.cancel(event.number)
             steps = steps_per_yield
@@ -203,6 +218,7 @@ def stream(
                 fresh,
                 texts,
                 [row.stopped for row in rows],
+                pieces if detokenize else [[] for _ in rows],
                 engine,
                 [row.tokens for row in rows],
                 [len(row.tokens) for row in rows],
@@ -238,23 +254,28 @@ class _Row:
         self._text = text
         self._end_tokens = frozenset(end_tokens)
 
-    def push(self, decided: Sequence[Token], ended: bool) -> tuple[list[int], str]:
-        """Take the tokens that were decided; returns those given out, and the text released."""
+    def push(self, decided: Sequence[Token], ended: bool) -> list[Token]:
+        """Take the tokens that were decided; returns those given out, with the text they release.
+
+        What is held back until the end is the last token's.
+        """
         if self.stopped:
-            return [], ""
-        text, used = "", len(decided)
+            return []
+        pieces = [token._replace(text="") for token in decided]
         if self._text:
             for i, token in enumerate(decided):
-                text += "" if token.id in self._end_tokens else self._text.push(token.id)
+                if token.id not in self._end_tokens:
+                    pieces[i] = token._replace(text=self._text.push(token.id))
                 if self._text.stopped:
-                    used = i + 1
+                    del pieces[i + 1 :]
                     break
-            if ended and not self._text.stopped:
-                text += self._text.finish()
+            if pieces and ended and not self._text.stopped:
+                held = self._text.finish()
+                pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + held)
             self.stopped = self._text.stopped
-        self.shown += text
-        self.tokens += decided[:used]
-        return [token.id for token in decided[:used]], text
+        self.shown += "".join(token.text for token in pieces)
+        self.tokens += pieces
+        return pieces
 
 
 def _stop_strings(

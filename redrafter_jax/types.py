@@ -23,6 +23,50 @@ from jaxtyping import Array, Bool, Float, Int
 Scorer = Callable[[Float[Array, "... D"]], Float[Array, "... U"]]
 
 
+class Controls(NamedTuple):
+    """What rows ask for that depends on their texts, as arrays; see `SamplingConfig`.
+
+    Attributes:
+      prompt_lengths: tokens of the prompts; those after them are new.
+      min_tokens: new tokens that come before a stop token may.
+      repetition: penalty of tokens in the text; 1 for none.
+      presence: penalty of new tokens; 0 for none.
+      frequency: penalty of a new token for each time that it came; 0 for none.
+      bias_tokens: tokens whose scores change, V and above for none; I is any number of them.
+      biases: by how much they change.
+    """
+
+    prompt_lengths: Int[Array, " B"]
+    min_tokens: Int[Array, " B"]
+    repetition: Float[Array, " B"]
+    presence: Float[Array, " B"]
+    frequency: Float[Array, " B"]
+    bias_tokens: Int[Array, "B I"]
+    biases: Float[Array, "B I"]
+
+
+class Adjustment(NamedTuple):
+    """What the texts so far make of the rows' controls, for every token of the vocabulary.
+
+    For drafters V may be U, the tokens that can be drafted.
+
+    Attributes:
+      controls: what the rows ask for.
+      bias: what is added to the tokens' scores.
+      seen: which tokens are in the text, prompt included.
+      counts: how often each came after the prompt.
+      stops: which tokens end the row.
+      short: tokens that must come before one of these may; 0 and below for none.
+    """
+
+    controls: Controls
+    bias: Float[Array, "B V"]
+    seen: Bool[Array, "B V"]
+    counts: Float[Array, "B V"]
+    stops: Bool[Array, "B V"]
+    short: Int[Array, " B"]
+
+
 class Sampling(NamedTuple):
     """Per-row choice of the next token, as arrays so that no value of theirs recompiles.
 
@@ -32,6 +76,10 @@ class Sampling(NamedTuple):
       top_p: 1 keeps all tokens.
       min_p: 0 keeps all tokens.
       seeds: with the absolute position, the key of the row's noise.
+      adjustment: what scores are changed by before all else, within a step; None where no row asks
+        for it, for which other programs are compiled.
+      allowed: tokens that may be chosen at each of M nodes, or after the root where M is 1; None
+        for all, as above.
     """
 
     temperature: Float[Array, " B"]
@@ -39,6 +87,8 @@ class Sampling(NamedTuple):
     top_p: Float[Array, " B"]
     min_p: Float[Array, " B"]
     seeds: Int[Array, " B"]
+    adjustment: Adjustment | None = None
+    allowed: Bool[Array, "B M V"] | None = None
 
 
 class Requests(NamedTuple):
@@ -81,6 +131,8 @@ class Beams(NamedTuple):
 # What proposes nodes: the drafter, and prompt lookup where the tree has tokens of it.
 LOOKUP = "lookup"
 SOURCES = ("drafter", LOOKUP)
+# What proposes nodes beside them where a row is held to a grammar: tokens that it forces.
+GRAMMAR = "grammar"
 
 
 class TokenTree(NamedTuple):
@@ -96,7 +148,8 @@ class TokenTree(NamedTuple):
       depth: 0 at the root.
       mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
       log_probs: the drafter's score of the path to the node; 0 at the root.
-      origin: which of `SOURCES` proposed the node; -1 at the root and at padding nodes.
+      origin: which of `SOURCES` proposed the node, `GRAMMAR` after them; -1 at the root and at
+        padding nodes.
     """
 
     tokens: Int[Array, "B N"]
@@ -148,6 +201,22 @@ class Verified(NamedTuple):
 
     logits: Float[Array, "B N V"]
     hidden: Float[Array, "B N Z"]
+    keys: tuple[Float[Array, "B rows K H"], ...]
+    values: tuple[Float[Array, "B rows K H"], ...]
+
+
+class Halfway(NamedTuple):
+    """A target pass that has come through some of the layers.
+
+    Attributes:
+      hidden: as it leaves the last of them.
+      context: of the context layers among them, likewise.
+      keys: of each of them, the tokens' own keys.
+      values: of each of them, the tokens' own values.
+    """
+
+    hidden: Float[Array, "B rows D"]
+    context: tuple[Float[Array, "B rows D"], ...]
     keys: tuple[Float[Array, "B rows K H"], ...]
     values: tuple[Float[Array, "B rows K H"], ...]
 

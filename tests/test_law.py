@@ -18,7 +18,7 @@ import oracles
 import pytest
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 
-from redrafter_jax import Generation, SamplingConfig, TreeConfig, generate
+from redrafter_jax import Generation, MirrorConfig, SamplingConfig, TreeConfig, generate
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.drafters.base import LoadedHead
@@ -47,13 +47,13 @@ def contrary(drafter: LoadedHead) -> LoadedHead:
 
 
 @cache
-def target() -> Target:
+def target(layers: int = 1) -> Target:
     # The seed is one of a law without very rare sequences: chi-square wants some of each.
     config = tiny_config(
         vocab_size=V,
         hidden_size=8,
         intermediate_size=12,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=4,
@@ -62,9 +62,9 @@ def target() -> Target:
 
 
 @cache
-def drafters() -> dict[str, LoadedHead]:
-    good = imitating_drafter(target())
-    fair = imitating_drafter(target(), corruption=1.0)
+def drafters(layers: int = 1) -> dict[str, LoadedHead]:
+    good = imitating_drafter(target(layers))
+    fair = imitating_drafter(target(layers), corruption=1.0)
     return {"good": good, "fair": fair, "adversarial": contrary(good)}
 
 
@@ -74,6 +74,12 @@ class Case(NamedTuple):
     drafter: str
     tree: TreeConfig
     sampling: SamplingConfig
+    mirror: MirrorConfig | None = None
+
+    @property
+    def layers(self) -> int:
+        """Of the target, which mirror decoding takes in two parts."""
+        return 1 if self.mirror is None else 2
 
 
 CHAIN = TreeConfig(beam_width=1, draft_rounds=2)
@@ -87,13 +93,14 @@ CASES = {
     "deep and sharp, 0.8 top-p": Case(
         "adversarial", DEEP_AND_SHARP, SamplingConfig(0.8, top_p=0.9)
     ),
+    "mirror": Case("fair", CHAIN, SamplingConfig(1.0), MirrorConfig(layer=1, candidates=2)),
 }
 
 
 @cache
-def exact_law(sampling: SamplingConfig) -> np.ndarray:
+def exact_law(sampling: SamplingConfig, layers: int = 1) -> np.ndarray:
     """Probability of each of `SEQUENCES` after the prompt."""
-    module = target().merge()
+    module = target(layers).merge()
     tokens = jnp.asarray([PROMPT + list(sequence) for sequence in SEQUENCES])
     logits = np.asarray(module.logits(module.forward(tokens)[0]), np.float64)
     law = np.ones(len(SEQUENCES))
@@ -109,14 +116,15 @@ def exact_law(sampling: SamplingConfig) -> np.ndarray:
 def sample(case: Case, first_seed: int = 0) -> Generation:
     """One batch."""
     return generate(
-        target(),
-        drafters()[case.drafter],
+        target(case.layers),
+        drafters(case.layers)[case.drafter],
         [PROMPT] * ROWS,
         max_new_tokens=LENGTH,
         tree=case.tree,
         sampling=case.sampling,
         seeds=range(first_seed, first_seed + ROWS),
         eos_token_ids=(),
+        mirror=case.mirror,
     )
 
 
@@ -143,6 +151,7 @@ def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, floa
         pytest.param("chain", marks=pytest.mark.long),
         "deep and sharp, 0.8 top-p",
         pytest.param("final beams under a budget, top-k", marks=pytest.mark.long),
+        pytest.param("mirror", marks=pytest.mark.long),
     ],
 )
 def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
@@ -151,7 +160,7 @@ def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
     first_seed = list(CASES).index(name) * BATCHES * ROWS
     counts = count_sequences(case, BATCHES, first_seed)
     assert counts.sum() > 50_000
-    distance, bound = distance_and_bound(counts, exact_law(case.sampling))
+    distance, bound = distance_and_bound(counts, exact_law(case.sampling, case.layers))
     assert distance < bound
 
 

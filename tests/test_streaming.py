@@ -69,6 +69,17 @@ def test_an_update_brings_what_is_new_to_the_host_and_not_the_whole_text(
     assert max(brought) < 200
 
 
+def test_pieces_are_the_text_by_tokens(habitual_target: Target, good_drafter: LoadedHead) -> None:
+    options: dict[str, Any] = TEXTS | {"detokenize": decode}
+    for update in stream(habitual_target, good_drafter, PROMPTS, tree=DRAFT, **options):
+        for tokens, text, pieces in zip(update.tokens, update.texts, update.pieces, strict=True):
+            assert [piece.id for piece in pieces] == tokens
+            assert "".join(piece.text for piece in pieces) == text
+            # Of a target call the last token is the target's own.
+            last = {piece.call: piece.origin for piece in pieces}
+            assert set(last.values()) <= {None}
+
+
 def test_what_ends_a_row_is_no_part_of_its_text(habitual_target: Target) -> None:
     # No token of this tokenizer is special, so that decoding shows them all.
     (whole,) = generate_autoregressive(

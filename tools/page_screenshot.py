@@ -1,9 +1,12 @@
-"""A picture of the page of a server that runs: one question, with and without speculation.
+r"""A picture of the page of a server that runs: one question, with and without speculation.
 
+    python -m redrafter_jax serve --drafter configs/smollm2_135m/drafter --adaptive off \
+        --beam-width 1 --draft-rounds 2 --num-nodes 4 --rerank --name SmolLM2-135M-Instruct
     python -m tools.page_screenshot http://127.0.0.1:8000 docs/serving.png
-    python -m tools.page_screenshot http://127.0.0.1:8000 narrow.png --width 390
+    python -m tools.page_screenshot http://127.0.0.1:8000 docs/pictures/page-narrow.png \
+        --width 360 --theme dark
 
-It needs a Chromium that is installed, such as Debian's.
+It needs a Chromium that is installed, such as Debian's. Pictures have few colours: small files.
 """
 
 import argparse
@@ -12,11 +15,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from redrafter_jax.command_line import run
 from redrafter_jax.errors import InputError
 
+_COLOURS = 64
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -38,15 +43,26 @@ def browser_page(width: int = 1100) -> Generator[Page]:
         browser.close()
 
 
-def ask(page: Page, question: str, *, tokens: int, seed: int, compare: bool) -> None:
-    """Type a question and wait for the whole answer."""
+def set_up(page: Page, *, tokens: int, seed: int, compare: bool) -> None:
+    """Fill in the drawer of settings."""
+    page.click("#open-settings")
     page.fill("#limit", str(tokens))
     page.fill("#temperature", "0.7")
     page.fill("#seed", str(seed))
     page.set_checked("#compare", compare)
+    page.click("#close-settings")
+
+
+def ask(page: Page, question: str) -> None:
+    """Type a question and wait for the whole answer."""
     page.fill("#question", question)
     page.press("#question", "Enter")
-    page.wait_for_selector("#send:not([disabled])", timeout=300_000)
+    wait(page)
+
+
+def wait(page: Page) -> None:
+    """Wait until the answer is whole."""
+    page.wait_for_selector("#turns[aria-busy=false]", timeout=120_000)
 
 
 def main() -> None:
@@ -55,12 +71,19 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("picture", type=Path)
     parser.add_argument("--width", type=int, default=1100)
+    parser.add_argument("--question", default="Name three uses of a paper clip.")
+    parser.add_argument("--theme", choices=("light", "dark"), default="light")
     arguments = parser.parse_args()
     with browser_page(arguments.width) as page:
+        page.emulate_media(color_scheme=arguments.theme)
         page.goto(arguments.url)
         page.wait_for_selector("#model:not(:text('connecting'))")
-        ask(page, "Name three uses of a paper clip.", tokens=120, seed=1, compare=True)
+        set_up(page, tokens=160, seed=1, compare=arguments.width > 800)
+        ask(page, arguments.question)
         page.screenshot(path=arguments.picture)
+    with Image.open(arguments.picture) as picture:
+        small = picture.convert("RGB").quantize(_COLOURS)
+    small.save(arguments.picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from redrafter_jax.parallel.processes import is_first, rows_of_process, wait_for
 from redrafter_jax.settings.files import dump_settings
 
 from . import checkpoint
+from .card import write_card
 from .checkpoint import open_checkpoints, restore_latest
 from .config import TrainSettings
 from .data.batches import place_batch
@@ -236,11 +237,12 @@ def save(run: Run, position: Position, checkpoints: ocp.CheckpointManager) -> No
 
 
 def export(run: Run, position: Position) -> Path:
-    """Write the drafter to `drafter` in the output folder; see `save_drafter`."""
+    """Write the drafter and its card to `drafter` in the output folder; see `save_drafter`."""
     exported = run.settings.output_dir / "drafter"
     params = to_host(position.state.params)
     if is_first():
         save_drafter(Model(run.drafter.config, run.drafter.graphdef, params), exported)
+        write_card(run.settings)
     wait_for_all("exported")
     return exported
 

@@ -26,7 +26,9 @@ _BATCH_SIZE = 8
 _STEPS_PER_UPDATE = 16
 # What decides a row's text beside its prompt, its seed and the sampling.
 _TEMPLATE = ("chat", "chat_template", "template_arguments", "system")
-_DECIDING = ("target", "max_new_tokens", "stop", *_TEMPLATE)
+_DECIDING = ("target", "max_new_tokens", "stop", "ignore_eos", "regex", *_TEMPLATE)
+# What rows were decoded with that do not state it.
+_UNSTATED = asdict(SamplingConfig()) | {"ignore_eos": False}
 
 
 def continue_file(arguments: argparse.Namespace) -> None:
@@ -55,6 +57,8 @@ def continue_file(arguments: argparse.Namespace) -> None:
     sampling = config_of(SamplingConfig, arguments)
     options = {name: getattr(arguments, name) for name in _DECIDING} | asdict(sampling)
     options["dtype"] = dtype_of(arguments)
+    options["json_schema"] = arguments.json_schema and str(arguments.json_schema)
+    options = json.loads(json.dumps(options))  # as rows state them
     make_folder_of(output, "--output")
     done = _rows_written(output, prompts, seeds, options)
     if done == len(prompts):
@@ -146,7 +150,7 @@ def _rows_written(
         changed = [
             f"{option_of(name)} {before.get(name)!r} (now {value!r})"
             for name, value in options.items()
-            if before.get(name) != value
+            if before.get(name, _UNSTATED.get(name)) != value
         ]
         if changed:
             raise InputError(

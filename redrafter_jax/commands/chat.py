@@ -71,7 +71,7 @@ class _Conversation:
     """The turns so far, and all that answers the next one."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._screen = Screen(arguments.color)
+        self._screen = Screen(arguments.color, by_origin=arguments.show)
         self._seed, self._longest_answer = arguments.seed, arguments.max_new_tokens
         self._verbose = arguments.verbose
         self._saved: set[Path] = set()
@@ -236,4 +236,6 @@ class _Conversation:
             pass
         baseline = baseline_seconds(decoder, [0], self._context_length, steps)
         log("Ready; /help tells what else may be typed.")
+        if self._screen.by_origin:
+            log(self._screen.legend())
         return baseline

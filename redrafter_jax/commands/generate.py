@@ -8,6 +8,7 @@ from redrafter_jax.commands.options import open_decoder
 from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_cost,
+    describe_shortly,
     describe_speed,
     show_stream,
     update_seconds,
@@ -24,6 +25,8 @@ _STEPS_PER_UPDATE = 4
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the text to stdout while it is decided, then the counts to stderr.
+
+    On a terminal these are one short line, unless more was asked for.
 
     Raises:
       InputError: a value, a file or the prompt cannot be used.
@@ -52,11 +55,16 @@ def run(arguments: argparse.Namespace) -> None:
     result = update.generation
     # The first update compiles; what follows is decoding alone.
     rate = (counts[-1] - counts[1]) / (stamps[-1] - stamps[1]) if len(stamps) > 2 else None
-    log(describe_speed(result, rate))
     own = update_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens
-    if own and (baseline := baseline_seconds(decoder, prompt, room, steps)):
-        log(describe_cost(result, own / baseline))
+    baseline = baseline_seconds(decoder, prompt, room, steps) if own else None
+    cost = own / baseline if own and baseline else None
+    if not arguments.verbose and sys.stderr.isatty():
+        log(describe_shortly(result, rate, cost))
+        return
+    log(describe_speed(result, rate))
+    if cost is not None:
+        log(describe_cost(result, cost))
 
 
 def _read_prompt(argument: str) -> str:

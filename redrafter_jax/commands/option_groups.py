@@ -7,7 +7,8 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, get_args, get_origin
 
 from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
 from redrafter_jax.config.limits import (
@@ -66,28 +67,43 @@ def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> 
     )
     command.add_argument(
         "--template-arguments",
-        type=_mapping,
+        type=mapping("{enable_thinking: false}"),
         metavar="MAPPING",
         help="what the template is told besides, in YAML, such as '{enable_thinking: false}'",
     )
     command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    """The type of an option whose value is a mapping in YAML, as settings have it."""
-    # YAML takes 20 ms, for the few who need it.
-    from redrafter_jax.files.yaml_text import NotYamlError, parse_yaml
-
-    value, why = None, ""
+def _biases(text: str) -> dict[int, float]:
+    """The type of an option whose value maps token ids to numbers."""
+    given = mapping("{42: -100}")(text)
     try:
-        value = parse_yaml(text)
-    except NotYamlError as error:
-        why = f" ({error})"
-    if not isinstance(value, dict):
+        return {int(token): float(bias) for token, bias in given.items()}
+    except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r:.80} is given; it must be a mapping such as {{enable_thinking: false}}{why}"
-        )
-    return value
+            f"{text!r:.80} is given; it must map token ids to numbers, such as {{42: -100}}"
+        ) from None
+
+
+def mapping(example: str) -> Callable[[str], dict[Any, Any]]:
+    """The type of an option whose value is a mapping in YAML, such as the example."""
+
+    def read(text: str) -> dict[Any, Any]:
+        # YAML takes 20 ms, for the few who need it.
+        from redrafter_jax.files.yaml_text import NotYamlError, parse_yaml
+
+        value, why = None, ""
+        try:
+            value = parse_yaml(text)
+        except NotYamlError as error:
+            why = f" ({error})"
+        if not isinstance(value, dict):
+            raise argparse.ArgumentTypeError(
+                f"{text!r:.80} is given; it must be a mapping such as {example}{why}"
+            )
+        return value
+
+    return read
 
 
 def add_decoding(command: argparse.ArgumentParser) -> None:
@@ -100,6 +116,19 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
         type=not_empty("the text is empty; leave it out"),
         metavar="STRING",
         help="end before this text; may be repeated",
+    )
+    held = group.add_mutually_exclusive_group()
+    held.add_argument(
+        "--json-schema",
+        type=Path,
+        metavar="FILE",
+        help="hold the text to JSON of this schema",
+    )
+    held.add_argument("--regex", metavar="PATTERN", help="hold the text to this expression")
+    held.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="go on to the limit of new tokens: let --stop alone end a text",
     )
     group.add_argument(
         "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
@@ -127,6 +156,10 @@ def add_fields(group: Any, config: type) -> None:
     for field in fields(config):
         text = texts.get(field.name, "").replace("%", "%%")
         kind = main_type(field.type)
+        if get_origin(kind) is dict:
+            option = option_of(field.name)
+            group.add_argument(option, type=_biases, metavar="MAPPING", help=text)
+            continue
         if kind is bool:
             group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
             continue

@@ -1,6 +1,7 @@
 """What the options of the commands that decode stand for: models, template, ends."""
 
 import argparse
+import json
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,7 +10,7 @@ import jax
 
 from redrafter_jax.commands.option_groups import config_of, given_options, option_of
 from redrafter_jax.commands.terminal import log
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead, outline
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
@@ -29,6 +30,7 @@ from redrafter_jax.text.chat_template import (
     find_template,
     user_turn,
 )
+from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 from redrafter_jax.text.tokenizer import require_text, split_stops
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class TextDecoder(NamedTuple):
       adaptive: whether plain decoding takes over where a tree does not pay.
       sampling: how tokens are chosen.
       format: the way prompts are written, and what ends a continuation.
+      grammar: what texts are held to; None for anything.
     """
 
     target: Target
@@ -53,6 +56,7 @@ class TextDecoder(NamedTuple):
     adaptive: bool
     sampling: SamplingConfig
     format: PromptFormat
+    grammar: CompiledGrammar | None = None
 
     def steps_per_update(self, most: int) -> int:
         """Decode steps between two updates: `most`, but one where strings end a row."""
@@ -82,6 +86,7 @@ class TextDecoder(NamedTuple):
             stop_strings=self.format.stop_strings,
             steps_per_yield=steps_per_yield,
             kept_cache=kept_cache,
+            grammars=self.grammar,
         )
 
 
@@ -102,11 +107,31 @@ def open_decoder(
     sampling = config_of(SamplingConfig, arguments)
     found, tree = find_drafting(arguments, files)
     tree = _tree_for(tree, batch_size, sampling.temperature)
-    prompt_format = load_prompt_format(arguments, files, texts, arguments.stop or ())
+    stops = arguments.stop or ()
+    prompt_format = load_prompt_format(arguments, files, texts, stops)
+    if arguments.ignore_eos:
+        ends, _ = split_stops(prompt_format.tokenizer, stops)
+        prompt_format = prompt_format._replace(stop_tokens=ends)
+    grammar = _grammar_of(arguments, files, prompt_format)
     target, model, tree = load_models(arguments, files, found, tree)
     drafter, _ = bind_models(target, model, tree)
     adaptive = adaptive_of(arguments)
-    return TextDecoder(target, drafter, tree, adaptive, sampling, prompt_format)
+    return TextDecoder(target, drafter, tree, adaptive, sampling, prompt_format, grammar)
+
+
+def _grammar_of(
+    arguments: argparse.Namespace, files: TargetFiles, form: PromptFormat
+) -> CompiledGrammar | None:
+    if arguments.json_schema is None and arguments.regex is None:
+        return None
+    schema = None
+    if arguments.json_schema is not None:
+        try:
+            schema = json.loads(arguments.json_schema.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"--json-schema {arguments.json_schema}: {error}") from None
+    compiler = GrammarCompiler(form.tokenizer, files.config.vocab_size, form.stop_tokens)
+    return compiler.compile(Grammar(schema, arguments.regex))
 
 
 def load_prompt_format(

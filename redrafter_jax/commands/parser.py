@@ -18,7 +18,7 @@ from redrafter_jax.commands.option_groups import (
 )
 from redrafter_jax.config import Dtype, WeightFormat
 from redrafter_jax.config.limits import Count, Positive
-from redrafter_jax.config.serving import ServeConfig
+from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.real_models import SMOLLM2, cache_folder, find_cached
 
@@ -40,7 +40,15 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
         "--version", action="version", version=f"redrafter-jax {version('redrafter-jax')}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_generate, _add_chat, _add_serve, _add_fit, _add_fetch, _add_convert):
+    for add in (
+        _add_generate,
+        _add_chat,
+        _add_serve,
+        _add_fit,
+        _add_fetch,
+        _add_convert,
+        _add_push,
+    ):
         add(commands)
     if not words:
         raise InputError(f"no command is given; known commands: {', '.join(commands.choices)}.")
@@ -109,6 +117,12 @@ def _add_generate(commands: Any) -> None:
         help="refuse a target without a chat template (by default its prompts are continued as "
         "they stand)",
     )
+    command.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="on a terminal too, tell in full how the text was decoded",
+    )
     add_template(command, or_none=True)
     add_decoding(command)
 
@@ -143,6 +157,11 @@ def _add_chat(commands: Any) -> None:
         "NO_COLOR is set)",
     )
     command.add_argument(
+        "--show",
+        action="store_true",
+        help="colour text by who proposed each token: the target, the drafter or prompt lookup",
+    )
+    command.add_argument(
         "-v",
         "--verbose",
         action="store_true",
@@ -162,6 +181,11 @@ def _add_serve(commands: Any) -> None:
     )
     add_models(command)
     add_template(command, or_none=True)
+    command.add_argument(
+        "--tool-parser",
+        choices=("hermes", "llama3", "mistral"),
+        help="how answers call tools (as the chat template has it)",
+    )
     command.set_defaults(chat=False)
     group = command.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -178,6 +202,7 @@ def _add_serve(commands: Any) -> None:
     )
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")
     add_fields(command.add_argument_group("how much"), ServeConfig)
+    add_fields(command.add_argument_group("several engines behind one address"), ReplicaConfig)
     add_tree(command)
 
 
@@ -247,3 +272,17 @@ def _add_convert(commands: Any) -> None:
     command.add_argument(
         "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
     )
+
+
+def _add_push(commands: Any) -> None:
+    command = commands.add_parser(
+        "push",
+        help="upload a head to the Hugging Face hub",
+        description="Upload a head's folder with its model card and its table of trees. Log in by "
+        "`hf auth login` before, or set HF_TOKEN.",
+    )
+    command.add_argument("folder", type=Path, help="of the head, as `train` or `fit` wrote it")
+    command.add_argument(
+        "repository", help="ORGANISATION/NAME on the hub; it is made unless it is there"
+    )
+    command.add_argument("--private", action="store_true", help="make it for yourself alone")

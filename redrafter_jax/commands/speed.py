@@ -34,6 +34,18 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
     )
 
 
+def describe_shortly(
+    result: Generation, tokens_per_second: float | None, cost: float | None
+) -> str:
+    """The same for people: tokens, their pace, and the speed-up where a call's cost is known."""
+    parts = [f"{len(result.tokens[0])} tokens"]
+    if tokens_per_second is not None:
+        parts.append(f"{tokens_per_second:.1f} tokens/s")
+    if cost is not None:
+        parts.append(f"{result.acceptance_length / cost:.2f} times the baseline's speed")
+    return ", ".join(parts)
+
+
 def describe_acceptance(result: Generation, rows: int) -> str:
     """The acceptance length, and what of it each of several drafters gained in the first rows."""
     calls, sources = sum(result.steps[:rows]), result.accepted_by
@@ -109,9 +121,13 @@ def show_stream(
     decided = 0
     try:
         for update in updates:
-            before, whole = len(text), whole + update.texts[0]
-            text = whole.removeprefix(gap)
-            screen.write(text[before:], max(1, len(update.tokens[0])))
+            gained = max(1, len(update.tokens[0]))
+            # In pieces only where these differ in colour.
+            pieces = [(token.text, token.origin) for token in update.pieces[0]]
+            for piece, origin in pieces if screen.by_origin else [(update.texts[0], None)]:
+                before, whole = len(text), whole + piece
+                text = whole.removeprefix(gap)
+                screen.write(text[before:], gained, origin)
             stamps.append(time.perf_counter())
             decided += len(update.tokens[0])
             counts.append(decided)

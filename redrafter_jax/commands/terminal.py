@@ -10,8 +10,15 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Literal
 
+from redrafter_jax.errors import InputError
+
+# `LOOKUP` of `redrafter_jax.types`, which imports JAX.
+LOOKUP = "lookup"
+
 # How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
+# Who proposed a token: the target itself, any drafter, prompt lookup.
+_OWN, _DRAFTED, _LOOKED_UP = "", "\x1b[36m", "\x1b[33m"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 # Cells of a line below which words are not kept whole.
 _NARROWEST = 8
@@ -51,24 +58,39 @@ class Screen:
     the next line.
 
     Args:
-      colour: pieces by what they gained; `auto` where stdout is a terminal that can, unless
+      colour: whether pieces have colours; `auto` where stdout is a terminal that can, unless
         NO_COLOR is set.
+      by_origin: whether colours tell who proposed a token, not what its target call gained.
+
+    Raises:
+      InputError: they shall tell that, and there are none.
     """
 
-    def __init__(self, colour: When) -> None:
+    def __init__(self, colour: When, *, by_origin: bool = False) -> None:
         self._out = sys.stdout
         self._is_terminal, self._wraps = self._out.isatty(), _is_capable()
         auto = self._wraps and not os.environ.get("NO_COLOR")
         self._coloured = auto if colour == "auto" else colour == "always"
+        self.by_origin = by_origin
+        if by_origin and not self._coloured:
+            raise InputError(
+                "--show is in colours, which this output does not have; give --color always, or "
+                "leave --show out."
+            )
         self._column = 0
         # Of the word that the cursor is in: what it is painted as, and its cells.
         self._word, self._word_cells = "", 0
 
-    def write(self, text: str, gained: int = 1) -> None:
-        """A piece of an answer, from a call that gained so many tokens."""
+    def write(self, text: str, gained: int = 1, origin: str | None = None) -> None:
+        """A piece of an answer, from a call that gained so many tokens, proposed by `origin`."""
         if self._is_terminal:
             text = visible(text)
-        colour = _COLOURS[min(gained, len(_COLOURS)) - 1] if self._coloured else ""
+        if not self._coloured:
+            colour = ""
+        elif self.by_origin:
+            colour = {None: _OWN, LOOKUP: _LOOKED_UP}.get(origin, _DRAFTED)
+        else:
+            colour = _COLOURS[min(gained, len(_COLOURS)) - 1]
         width = self._width()
         self._out.write(self._wrapped(text, colour, width) if width else _painted(text, colour))
         self._out.flush()
@@ -77,6 +99,10 @@ class Screen:
         """The meaning of the colours; "" where there are none."""
         if not self._coloured:
             return ""
+        if self.by_origin:
+            names = {"the target": _OWN, "the drafter": _DRAFTED, "prompt lookup": _LOOKED_UP}
+            shown = ", ".join(_painted(name, colour) for name, colour in names.items())
+            return f"Colours tell who proposed a token: {shown}."
         numbers = [str(count) for count in range(1, len(_COLOURS))] + [f"{len(_COLOURS)} or more"]
         shown = (_painted(n, colour) for colour, n in zip(_COLOURS, numbers, strict=True))
         return "Colours tell how many tokens a call of the target gained: " + " ".join(shown)

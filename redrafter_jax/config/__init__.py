@@ -1,6 +1,7 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafting import SamplingConfig, TreeConfig
+from redrafter_jax.config.drafting import MirrorConfig, SamplingConfig, TreeConfig
+from redrafter_jax.config.grammar import Grammar
 from redrafter_jax.config.target import (
     Activation,
     Dtype,
@@ -18,9 +19,11 @@ __all__ = [
     "Activation",
     "Dtype",
     "DynamicScaling",
+    "Grammar",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "MirrorConfig",
     "RopeScaling",
     "SamplingConfig",
     "TargetConfig",

@@ -1,7 +1,7 @@
 """How a drafter drafts, and how the target chooses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
@@ -163,6 +163,30 @@ class TreeConfig(Checked):
         return replace(self, num_nodes=nodes, lookup_tokens=0, mean_nodes=None)
 
 
+@dataclass(frozen=True)
+class MirrorConfig(Checked):
+    """How the next trees are drafted while the target still verifies (arXiv 2510.13161).
+
+    Attributes:
+      layer: l, the target's layers after which it guesses what it will choose.
+      candidates: k, next tokens that are guessed after each node, its children left out.
+      branches: M, of the guessed (last accepted node, next token) the likeliest, below which a
+        tree is drafted ahead; by default P * k, all that a chain has.
+      drafter_devices: devices of the drafter's own, the first that the target does not use; with 0
+        it shares the target's, where nothing overlaps.
+    """
+
+    layer: Count
+    candidates: Count = 8
+    branches: Count | None = None
+    drafter_devices: Natural = 0
+
+    def count(self, tree: TreeConfig) -> int:
+        """M for a tree, which may have fewer guesses than were asked for."""
+        asked = self.branches or tree.max_path * self.candidates
+        return min(asked, tree.budget * self.candidates)
+
+
 def longest_path(tree: TreeConfig | None) -> int:
     """P of a tree; 1 for None, the root alone."""
     return 1 if tree is None else tree.max_path
@@ -182,19 +206,39 @@ class SamplingConfig(Checked):
       top_k: keep only the k most likely tokens; by default all.
       top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
       min_p: drop tokens less likely than min_p times the most likely one.
+      presence_penalty: subtracted from the logit of every token that the answer has already.
+      frequency_penalty: subtracted from a token's logit for each time that the answer has it.
+      repetition_penalty: divides positive logits of the tokens of prompt and answer, and multiplies
+        negative ones; 1 changes nothing.
+      logit_bias: added to the logits of tokens, by their ids, such as {42: -100}.
+      min_tokens: new tokens that come before a stop token, or a stop string, may end the answer.
     """
 
     temperature: Annotated[float, Ge(0)] = 0.0
     top_k: Count | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     min_p: Annotated[float, Ge(0), Le(1)] | None = None
+    presence_penalty: Annotated[float, Ge(-2), Le(2)] = 0.0
+    frequency_penalty: Annotated[float, Ge(-2), Le(2)] = 0.0
+    repetition_penalty: Annotated[float, Ge(0.01), Le(100)] = 1.0
+    logit_bias: dict[int, float] | None = field(default=None, hash=False)
+    min_tokens: Natural = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for token, bias in (self.logit_bias or {}).items():
+            problem = f"has {token}: {bias}; tokens are whole numbers from 0, biases -100 to 100."
+            require(token >= 0 and -100 <= bias <= 100, self, "logit_bias", problem)
         # Beyond these, logits over the temperature leave float32's range.
         fits = self.temperature == 0 or 1e-6 <= self.temperature <= 1e6
         problem = f"is {self.temperature}; it must be 0 for greedy decoding, or from 1e-6 to 1e6."
         require(fits, self, "temperature", problem)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether scores depend on the text so far, or have a bias."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1
+        return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
 
     def refuse_idle_filters(self, spelled: Callable[[str], str] = str) -> "SamplingConfig":
         """The configuration itself, if no filter is set at temperature 0, where none has an effect.

@@ -165,7 +165,8 @@ def main_type(annotation: Any) -> Any:
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
     """Words for what a value must be; None where it may be what it is.
 
-    Numbers, bools, strings, choices and tuples are looked at, for the first of `kinds` alone.
+    Numbers, bools, strings, choices, tuples and mappings are looked at, for the first of `kinds`
+    alone.
     """
     if value is None and NoneType in kinds:
         return None
@@ -180,6 +181,10 @@ def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
         fits = isinstance(value, tuple) and all(type(one) in allowed for one in value)
         words = {int: "whole numbers", float: "numbers"}.get(kind, "mappings")
         return None if fits else f"a tuple of {words}, in files a list"
+    if get_origin(kinds[0]) is dict:
+        pairs = value.items() if isinstance(value, dict) else [(None, None)]
+        fits = all(type(key) is int and type(one) in (int, float) for key, one in pairs)
+        return None if fits else "a mapping of whole numbers to numbers"
     if kinds[0] is str:
         return None if isinstance(value, str) else "a string"
     if kinds[0] not in (int, float):

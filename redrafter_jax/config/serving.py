@@ -1,8 +1,11 @@
 """Limits on the work that a server takes on."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from redrafter_jax.config.limits import Bytes, Checked, Count, Natural, Positive
+from annotated_types import Ge
+
+from redrafter_jax.config.limits import Bytes, Checked, Count, Natural, Positive, require
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,35 @@ class ServeConfig(Checked):
     def choices(self) -> int:
         """Number of choices that one request may ask for: as many as slots and queue hold."""
         return self.slots + self.queue_limit
+
+
+@dataclass(frozen=True)
+class ReplicaConfig(Checked):
+    """Replicas of `redrafter serve`, by Ray Serve.
+
+    Attributes:
+      replicas: engines, each in a process of its own, behind one endpoint.
+      max_replicas: as many of them while requests wait for a slot; by default no more.
+      replica_cpus: CPUs that Ray counts for each.
+      replica_gpus: GPUs that each has; by default one, where there are any.
+    """
+
+    replicas: Count | None = None
+    max_replicas: Count | None = None
+    replica_cpus: Positive = 1.0
+    replica_gpus: Annotated[float, Ge(0)] | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are replicas at all."""
+        return self.replicas is not None or self.max_replicas is not None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_replicas is not None:
+            require(
+                self.max_replicas >= (self.replicas or 1),
+                self,
+                "max_replicas",
+                f"is {self.max_replicas}, fewer than the {self.replicas or 1} replicas; give more.",
+            )

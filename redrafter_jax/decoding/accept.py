@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from redrafter_jax.adjustments import adjust_nodes, keep_allowed
 from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.parallel.collectives import all_reduce, own_shard, shard_start
 from redrafter_jax.sampling import (
@@ -32,8 +33,12 @@ def decide(
       tree: the verified tree.
       logits: the target's scores of the token after each node; on a mesh maybe a part of V.
       noise: noise of the P positions after the root, from `draw_noise`.
-      sampling: the rows' temperature and filters.
+      sampling: the rows' temperature and filters, and what their texts change scores by.
     """
+    if sampling.adjustment is not None:
+        logits = adjust_nodes(logits, tree, sampling.adjustment)
+    if sampling.allowed is not None:
+        logits = keep_allowed(logits, sampling.allowed)
     chosen = choose_tokens(logits, tree.depth, noise, sampling)
     return chosen, accept(tree, chosen, noise.shape[1])
 

@@ -41,13 +41,15 @@ class ReadChunk(NamedTuple):
       own: the drafter's state.
       cache: with the chunk in it.
       root: the first new token of rows whose prompt ends here; of others garbage.
-      logits: scores that `root` was chosen by; on a mesh maybe a part of V.
+      logits: the target's scores that `root` was chosen by; on a mesh maybe a part of V.
+      hidden: the target's hidden states at the tokens of the chunk, as in `Decided`.
     """
 
     own: Any
     cache: KVCache
     root: Int[Array, " B"]
     logits: Float[Array, "B 1 V"]
+    hidden: Float[Array, "B C Z"]
 
 
 def read_chunk(
@@ -96,4 +98,4 @@ def read_chunk(
     decided = Decided(chunk, following, hidden, start, count)
     own, own_layers = drafter.read(decoder, own, own_layers, decided)
     cache = join_layers(target_layers, own_layers)
-    return ReadChunk(own, cache._replace(lengths=start + count), root, logits)
+    return ReadChunk(own, cache._replace(lengths=start + count), root, logits, hidden)

@@ -1,8 +1,10 @@
 """One decode step: propose a tree, verify it in one target call, finish with what is accepted."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafting import longest_path
@@ -55,14 +57,44 @@ def verified_step(
       The state; what was decided; the target's scores and hidden states over the tree.
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
-    # Attention goes as far as the longest text, and those of rows that are done are not asked.
-    lengths = jnp.where(state.done, 0, state.cache.lengths)
-    seen = state._replace(cache=state.cache._replace(lengths=lengths))
+    seen = as_asked(state)
     drafted = propose(decoder, drafter, seen, noise, tree)
     nodes = None
     if tree is not None and (total := tree.shared_nodes(len(state.root))):
         drafted, nodes = share_nodes(drafted, ~state.done, total)
-    verified = verify(decoder, drafted, seen.cache, drafter.layers(decoder.config), nodes)
+    return decide_step(decoder, drafter, state, seen.cache, drafted, noise, nodes)
+
+
+def as_asked(state: DecodeState) -> DecodeState:
+    """The state as models see it in a step.
+
+    Attention goes as far as the longest text, and those of rows that are done are not asked.
+    """
+    lengths = jnp.where(state.done, 0, state.cache.lengths)
+    return state._replace(cache=state.cache._replace(lengths=lengths))
+
+
+def decide_step(
+    decoder: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    cache: KVCache,
+    drafted: TokenTree,
+    noise: Float[Array, "B P V"],
+    nodes: Int[Array, " M"] | None = None,
+) -> tuple[DecodeState, StepTrace, Verified]:
+    """What follows in a step once a tree is proposed; returns what `verified_step` does.
+
+    Args:
+      decoder: the merged target.
+      drafter: the drafter.
+      state: the state before the step.
+      cache: of the state `as_asked`.
+      drafted: the tree.
+      noise: from `step_noise`.
+      nodes: as in `verify`.
+    """
+    verified = verify(decoder, drafted, cache, drafter.layers(decoder.config), nodes)
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace, verified
 
@@ -85,15 +117,29 @@ def propose(
     view = View(state.tokens, state.cache.lengths, state.root, state.sampling)
     target_layers, own_layers = split_layers(state.cache, decoder.config)
     cache = join_layers(first_layers(target_layers, drafter.target_layers), own_layers)
+    return draft(decoder, drafter, state.own, cache, view, state.speculates, noise, tree)
+
+
+def draft(
+    decoder: Decoder,
+    drafter: Drafter,
+    own: Any,
+    cache: KVCache,
+    view: View,
+    speculates: Bool[Array, " B"],
+    noise: Float[Array, "B P V"],
+    tree: TreeConfig,
+) -> TokenTree:
+    """`propose` from what the drafter itself sees: its state, its layers and the rows."""
     asked = tree.without_lookup
-    drafted = drafter.propose(decoder, state.own, cache, view, noise[:, : asked.max_path], asked)
+    drafted = drafter.propose(decoder, own, cache, view, noise[:, : asked.max_path], asked)
     if tree.lookup_tokens:
         from redrafter_jax.drafters.lookup import look_up
 
         # The drafter may propose the first tokens too; a longer chain still adds C nodes.
         looked_up = look_up(view, tree.draft_rounds + tree.lookup_tokens)
         drafted = merge_trees(drafted, looked_up, tree.lookup_tokens)
-    return pad_nodes(drafted, state.speculates[:, None] | (drafted.depth == 0))
+    return pad_nodes(drafted, speculates[:, None] | (drafted.depth == 0))
 
 
 def verify(
@@ -120,19 +166,24 @@ def read_path(
     trace: StepTrace,
 ) -> DecodeState:
     """The state after a step, with what the drafter reads of the path that was accepted."""
+    decided = decided_path(before, verified, trace)
+    target_layers, own_layers = split_layers(after.cache, decoder.config)
+    own_layers = own_layers._replace(lengths=decided.start)
+    own, own_layers = drafter.read(decoder, before.own, own_layers, decided)
+    return after._replace(own=own, cache=join_layers(target_layers, own_layers))
+
+
+def decided_path(before: DecodeState, verified: Verified, trace: StepTrace) -> Decided:
+    """The path that a step accepted, as drafters read it."""
     path = trace.accepted.path
     following = jnp.take_along_axis(trace.chosen, path, axis=1)
-    decided = Decided(
+    return Decided(
         tokens=jnp.concatenate([before.root[:, None], following[:, :-1]], axis=1),
         following=following,
         hidden=jnp.take_along_axis(verified.hidden, path[..., None], axis=1),
         start=before.cache.lengths,
         count=trace.gained,
     )
-    target_layers, own_layers = split_layers(after.cache, decoder.config)
-    own_layers = own_layers._replace(lengths=decided.start)
-    own, own_layers = drafter.read(decoder, before.own, own_layers, decided)
-    return after._replace(own=own, cache=join_layers(target_layers, own_layers))
 
 
 def finish(

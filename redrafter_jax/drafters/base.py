@@ -59,6 +59,18 @@ class Drafter(ABC):
         return 0
 
     @property
+    def reads_hidden(self) -> bool:
+        """Whether it reads hidden states of the target, or tokens alone."""
+        return True
+
+    def apart(self) -> "Drafter":
+        """The drafter for a place where the target's layers of the cache are not.
+
+        One that attends to these reads the text into layers of its own instead.
+        """
+        return self
+
+    @property
     def models(self) -> tuple[Model[Any, Any], ...]:
         """The models whose parameters it holds."""
         return ()

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from redrafter_jax.adjustments import of_drafted
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.ranking import highest, rank_tokens
 from redrafter_jax.types import Beams, Sampling
@@ -84,6 +85,7 @@ def grow(
     B, _, V = noise.shape
     U = V if drafted is None else len(drafted)
     W, X = tree.beam_width, tree.extensions
+    sampling = of_drafted(sampling, drafted)
 
     def of_tokens(noise: Float[Array, "... V"]) -> Float[Array, "... U"]:
         return noise if drafted is None else noise[..., drafted]
@@ -94,7 +96,9 @@ def grow(
         round_noise: Callable[[], Float[Array, "B 1 U"]],
     ) -> tuple[_Frontier, tuple[Array, Array, Array]]:
         grown, logits = advance(frontier.grown, frontier.tokens, round)
-        ranked = rank_tokens(logits, round_noise, sampling, tree, U)
+        is_first = isinstance(round, int) and round == 0
+        own = sampling if is_first else sampling._replace(allowed=None)
+        ranked = rank_tokens(logits, round_noise, own, tree, U)
         shape = (*frontier.tokens.shape, X)
         best, tokens = (jnp.broadcast_to(one, shape) for one in ranked)
         if grown.trust is not None:

@@ -36,6 +36,10 @@ class PromptLookup(Drafter):
         return LOOKUP
 
     @property
+    def reads_hidden(self) -> bool:
+        return False
+
+    @property
     def default_tree(self) -> TreeConfig:
         return TreeConfig(beam_width=1, draft_rounds=8)
 

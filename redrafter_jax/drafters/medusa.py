@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from redrafter_jax.adjustments import of_drafted
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import Count, FieldError, Natural, require
@@ -160,7 +161,8 @@ class MedusaDrafter(HeadDrafter):
             of_rounds = noise[:, :rounds]
             return of_rounds if drafted is None else of_rounds[..., drafted]
 
-        log_probs, tokens = rank_tokens(logits, own_noise, view.sampling, tree, size)
+        sampling = of_drafted(view.sampling, drafted)
+        log_probs, tokens = rank_tokens(logits, own_noise, sampling, tree, size)
         tokens = tokens if drafted is None else drafted[tokens]
         return rank_tree(view.root, tokens, log_probs, paths_of(tree), tree.budget)
 

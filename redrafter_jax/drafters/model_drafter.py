@@ -4,7 +4,7 @@ It reads the text as the target does, into layers of its own in the cache, or at
 target of its own shape. Its trees are beams that attend to the text and to their own ancestors.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -54,6 +54,13 @@ class ModelDrafter(Drafter):
     @property
     def target_layers(self) -> int:
         return self._layers.layers if self.shares_cache else 0
+
+    @property
+    def reads_hidden(self) -> bool:
+        return False
+
+    def apart(self) -> "ModelDrafter":
+        return replace(self, shares_cache=False)
 
     @property
     def _layers(self) -> CacheShape:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from redrafter_jax.adjustments import adjust_drafts
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.parallel.collectives import all_gather, own_shard, shard_start
 from redrafter_jax.sampling import (
@@ -37,10 +38,11 @@ def rank_tokens(
       logits: of the U tokens that can be drafted; on a mesh of this device's part of them.
       noise: makes the noise that the target will choose with, of the same tokens. It is called
         where the noise is added, so that no kernel writes a part of it by itself.
-      sampling: the rows' temperature and filters.
+      sampling: the rows' temperature and filters; its adjustment, if any, of the same tokens.
       tree: X, sharpness and candidates; neither X nor candidates may exceed U.
       size: U.
     """
+    logits = adjust_drafts(logits, sampling)
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     factor = (tree.sharpness * unit)[:, None, None]
 

@@ -11,6 +11,7 @@ from redrafter_jax.engine.device import Chunk
 from redrafter_jax.engine.messages import OWN_STOPS, Request
 from redrafter_jax.engine.requests import Batch, check_batch, row_arrays
 from redrafter_jax.engine.scheduler import Row
+from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 
 
@@ -32,7 +33,20 @@ def make_row(
     prompt, limit, seed, sampling, *_ = request
     (checked,) = check_batch(target.config, Batch([list(prompt)], limit, sampling, [seed], [stops]))
     arrays = row_arrays(target.config, checked, stop_width)
-    return Row(number, request, arrays, text=list(prompt))
+    grammar = request.grammar
+    if grammar is not None:
+        if not grammar.end_tokens & set(stops):
+            raise InputError(
+                "The request is held to a grammar, but none of the tokens that end the grammar's "
+                "texts ends it; leave its stop tokens out."
+            )
+        if sampling.min_tokens:
+            raise InputError(
+                f"min_tokens is {sampling.min_tokens}, but a grammar says where its text ends; "
+                "leave min_tokens out."
+            )
+    matcher = None if grammar is None else grammar.begin()
+    return Row(number, request, arrays, text=list(prompt), matcher=matcher)
 
 
 def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
@@ -95,6 +109,42 @@ def next_chunk(
     requests: Any = jax.tree.map(lambda *one: np.concatenate(one), *arrays)
     requests = requests._replace(tokens=tokens[:, :C])
     return Chunk._make([rows, begins, is_new, tokens[:, C], speculates, requests])
+
+
+def first_masks(
+    rows: Mapping[int, Row], count: int, vocab_size: int
+) -> Int[np.ndarray, "G words"] | None:
+    """What may follow the texts at places of a batch of G; None where no grammar says."""
+    matchers = {at: row.matcher for at, row in rows.items() if row.matcher is not None}
+    if not matchers:
+        return None
+    masks = np.full((count, -(-vocab_size // 32)), -1, np.int32)
+    for at, matcher in matchers.items():
+        masks[at] = matcher.mask
+    return masks
+
+
+def forced_tokens(rows: Mapping[int, Row], count: int, most: int) -> Int[np.ndarray, "G F"]:
+    """The tokens that must follow these texts, F at most, padded with -1."""
+    forced = np.full((count, most), -1, np.int32)
+    for at, row in rows.items():
+        tokens = [] if row.matcher is None or not most else row.matcher.forced(most)
+        forced[at, : len(tokens)] = tokens
+    return forced
+
+
+def node_masks(
+    rows: Mapping[int, Row],
+    tokens: Int[np.ndarray, "G N"],
+    parents: Int[np.ndarray, "G N"],
+    vocab_size: int,
+) -> Int[np.ndarray, "G N words"]:
+    """What may follow each node of the rows' trees."""
+    masks = np.full((*tokens.shape, -(-vocab_size // 32)), -1, np.int32)
+    for at, row in rows.items():
+        if row.matcher is not None:
+            masks[at] = row.matcher.masks(tokens[at].tolist(), parents[at].tolist())
+    return masks
 
 
 def next_batch(

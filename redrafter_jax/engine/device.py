@@ -12,19 +12,21 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Int, Shaped
 
+from redrafter_jax.adjustments import adjustment_of, unpack_bits
 from redrafter_jax.config import TreeConfig
-from redrafter_jax.decoding.accept import is_stop, log_probs_of
+from redrafter_jax.decoding.accept import is_stop
 from redrafter_jax.decoding.read import read_chunk
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.engine.gains import Gains, gains_of, gains_of_step
+from redrafter_jax.engine.scores import score_prompt
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import init_cache, put_rows, rows_of
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.mesh import data_shards, per_shard, shardings
-from redrafter_jax.types import SOURCES, DecodeState, Requests, Sampling
+from redrafter_jax.types import SOURCES, Controls, DecodeState, Requests, Sampling
 
 Tree = TypeVar("Tree")
 
@@ -47,38 +49,6 @@ class Chunk(NamedTuple):
     following: Int[Array, " G"]
     speculates: Bool[Array, " G"]
     requests: Requests
-
-
-class Scores(NamedTuple):
-    """Log-probabilities under the target, before temperature and filters.
-
-    Attributes:
-      chosen: of the tokens gained.
-      top_tokens: at each place the M most likely tokens.
-      top: of these.
-    """
-
-    chosen: Float[Array, "*places P"]
-    top_tokens: Int[Array, "*places P M"]
-    top: Float[Array, "*places P M"]
-
-
-class Gains(NamedTuple):
-    """What G rows gained in X target calls, of up to P tokens each.
-
-    Attributes:
-      counts: how many of the P tokens each call gained; 0 of rows that were done.
-      tokens: the tokens, garbage past the counts.
-      origins: which of `SOURCES` proposed a token, -1 for the target itself.
-      drafted: live nodes that each of `SOURCES` proposed.
-      scores: of the tokens; None where nobody asks.
-    """
-
-    counts: Int[Array, "*places"]
-    tokens: Int[Array, "*places P"]
-    origins: Int[Array, "*places P"]
-    drafted: Int[Array, "*places O"]
-    scores: Scores | None
 
 
 def empty_rows(
@@ -178,10 +148,18 @@ def write_texts(
     return state._replace(tokens=state.tokens.at[rows].set(texts, mode="drop"))
 
 
-@partial(jax.jit, donate_argnames="state", static_argnames="top")
+@partial(jax.jit, donate_argnames="state", static_argnames=("top", "prompt_top"))
 @per_shard
 def read_rows(
-    target: Target, drafter: Drafter, state: DecodeState, chunk: Chunk, *, top: int | None = None
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    chunk: Chunk,
+    controls: Controls | None = None,
+    masks: Int[Array, "G words"] | None = None,
+    *,
+    top: int | None = None,
+    prompt_top: int | None = None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
     """One pass over prompts; where it reaches the end of one, the row's first token is chosen.
 
@@ -192,22 +170,32 @@ def read_rows(
       drafter: the drafter, which reads the prompts too.
       state: of B rows, donated.
       chunk: what is read.
+      controls: of the G rows; None where none asks for any.
+      masks: bits of the tokens that may come first; None for all.
       top: M, how many of the most likely tokens are reported of each place; None reports no
         log-probabilities.
+      prompt_top: the same for the prompts' own tokens.
 
     Returns:
       The state; what the G rows gained in this one call, a token or none; which of them have ended.
     """
     rows, begins, is_new, following, speculates, requests = chunk
-    B, C = len(state.done), requests.tokens.shape[1]
+    B, C, V = len(state.done), requests.tokens.shape[1], target.config.vocab_size
     live, lengths = rows < B, requests.lengths
-    old = state if len(rows) == B else _rows_of(state, rows)
+    old = state if len(rows) == B else take_rows(state, rows)
     # A row that reads nothing has no text, as far as the pass goes.
     start, ends = (jnp.where(live, one, 0) for one in (begins, lengths))
     fresh = jnp.concatenate([requests.tokens, following[:, None]], axis=1)
     decoder = target.merge()
     # What the request before it left is another text's.
+    sampling = requests.sampling
+    if masks is not None:
+        sampling = sampling._replace(allowed=unpack_bits(masks[:, None], V))
     own = _choose(live & is_new, drafter.empty(decoder, len(rows)), old.own)
+    places = jnp.arange(len(rows))[:, None], start[:, None] + jnp.arange(C)
+    kept = old.tokens.at[places].get(mode="fill", fill_value=0)
+    written = jnp.where(live[:, None], requests.tokens, kept)
+    tokens = old.tokens.at[places].set(written, mode="drop", unique_indices=True)
     read = read_chunk(
         decoder,
         drafter,
@@ -215,16 +203,12 @@ def read_rows(
         old.cache._replace(lengths=start),
         fresh,
         ends,
-        requests.sampling,
+        _adjusted(sampling, controls, tokens, ends, requests.stop_tokens, V),
     )
     finished = live & (begins + C >= lengths)
     stops = is_stop(read.root[:, None], requests.stop_tokens)[:, 0]
     done = stops | (lengths + 1 >= requests.limits)
 
-    places = jnp.arange(len(rows))[:, None], start[:, None] + jnp.arange(C)
-    kept = old.tokens.at[places].get(mode="fill", fill_value=0)
-    written = jnp.where(live[:, None], requests.tokens, kept)
-    tokens = old.tokens.at[places].set(written, mode="drop", unique_indices=True)
     at_end = jnp.where(finished, lengths, tokens.shape[1])
     tokens = tokens.at[jnp.arange(len(rows)), at_end].set(read.root, mode="drop")
     new = DecodeState(
@@ -239,13 +223,13 @@ def read_rows(
         sampling=requests.sampling,
     )
     nothing = jnp.zeros((len(rows), len(SOURCES)), jnp.int32)
-    gains = _gains(
+    gains = gains_of(
         read.root[:, None],
         read.logits,
         finished.astype(jnp.int32),
         jnp.full((len(rows), 1), -1),
         nothing,
-        target.config.vocab_size,
+        V,
         top,
     )
     if len(rows) == B:
@@ -253,8 +237,12 @@ def read_rows(
         kept = {name: getattr(old, name) for name in _SMALL}
         state = new._replace(**_choose(live, small, kept))
     else:
-        state = _put_rows(state, new, rows)
-    return state, (jax.tree.map(lambda leaf: leaf[:, None], gains), finished & done)
+        state = put_rows_back(state, new, rows)
+    gains = jax.tree.map(lambda leaf: leaf[:, None], gains)
+    if prompt_top is not None:
+        scores = score_prompt(decoder, read.hidden, fresh[:, 1:], prompt_top)
+        gains = gains._replace(prompt=scores)
+    return state, (gains, finished & done)
 
 
 # What a row that reads nothing keeps as it is; its tokens and its cache are not written.
@@ -269,6 +257,7 @@ def decode_rows(
     state: DecodeState,
     rows: Int[Array, " G"],
     most: Int[Array, ""] | int,
+    controls: Controls | None = None,
     *,
     tree: TreeConfig | None,
     steps: int,
@@ -284,6 +273,7 @@ def decode_rows(
       state: of B rows, donated.
       rows: which rows, B for none. Where G is B, row i or none is at place i.
       most: steps at most, X or fewer.
+      controls: as in `read_rows`.
       tree: the shape of the trees; None is the root alone.
       steps: X, steps for which there is room in what is returned.
       top: as in `read_rows`.
@@ -293,33 +283,47 @@ def decode_rows(
     """
     B, V = len(state.done), target.config.vocab_size
     all_rows = len(rows) == B
-    batch = state if all_rows else _rows_of(state, rows)
+    batch = state if all_rows else take_rows(state, rows)
     idle = rows >= B
     kept = batch.done
     batch = batch._replace(done=kept | idle)
     decoder = target.merge()
 
     def step(batch: DecodeState) -> tuple[DecodeState, Gains]:
-        active = ~batch.done
+        active, sampling = ~batch.done, batch.sampling
+        batch = with_controls(batch, controls, V)
         batch, trace, verified = verified_step(decoder, drafter, batch, tree)
-        path = trace.accepted.path
-        places = jnp.arange(path.shape[1])
-        tokens = jnp.take_along_axis(trace.chosen, path, axis=1)
-        # The choice at a node is the token of the next node on the path, which somebody proposed;
-        # the last choice is the target's bonus.
-        origins = jnp.take_along_axis(trace.tree.origin, jnp.roll(path, -1, axis=1), axis=1)
-        origins = jnp.where(places < trace.gained[:, None] - 1, origins, -1)
-        by = trace.tree.origin[..., None] == jnp.arange(len(SOURCES))
-        drafted = (by & active[:, None, None]).sum(axis=1, dtype=jnp.int32)
-        logits = None
-        if top is not None:
-            logits = jnp.take_along_axis(verified.logits, path[..., None], axis=1)
-        return batch, _gains(tokens, logits, trace.gained, origins, drafted, V, top)
+        batch = batch._replace(sampling=sampling)
+        return batch, gains_of_step(active, trace, verified, V, top)
 
     batch, gains = _loop(step, batch, most, steps, idle.all())
     done = batch.done
     batch = batch._replace(done=jnp.where(idle, kept, done))
-    return batch if all_rows else _put_rows(state, batch, rows), (gains, done)
+    return batch if all_rows else put_rows_back(state, batch, rows), (gains, done)
+
+
+def with_controls(batch: DecodeState, controls: Controls | None, vocab_size: int) -> DecodeState:
+    """Rows whose sampling knows what their texts make of their controls."""
+    if controls is None:
+        return batch
+    decided, stops = batch.cache.lengths + 1, batch.stop_tokens
+    sampling = _adjusted(batch.sampling, controls, batch.tokens, decided, stops, vocab_size)
+    return batch._replace(sampling=sampling)
+
+
+def _adjusted(
+    sampling: Sampling,
+    controls: Controls | None,
+    tokens: Int[Array, "G S"],
+    lengths: Int[Array, " G"],
+    stop_tokens: Int[Array, "G E"],
+    vocab_size: int,
+) -> Sampling:
+    """The rows' sampling with what their texts, of these lengths, make of their controls."""
+    if controls is None:
+        return sampling
+    adjustment = adjustment_of(controls, tokens, lengths, stop_tokens, vocab_size)
+    return sampling._replace(adjustment=adjustment)
 
 
 def _loop(
@@ -350,25 +354,6 @@ def _loop(
     return state, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), gains)
 
 
-def _gains(
-    tokens: Int[Array, "G P"],
-    logits: Float[Array, "G P part"] | None,
-    counts: Int[Array, " G"],
-    origins: Int[Array, "G P"],
-    drafted: Int[Array, "G O"],
-    vocab_size: int,
-    top: int | None,
-) -> Gains:
-    """`Gains` of one call."""
-    scores = None
-    if top is not None and logits is not None:
-        whole = all_gather(logits, vocab_size)
-        top_logits, top_tokens = jax.lax.top_k(whole, top)
-        top_log_probs = top_logits - jax.nn.logsumexp(whole, axis=-1, keepdims=True)
-        scores = Scores(log_probs_of(whole, tokens), top_tokens, top_log_probs)
-    return Gains(counts, tokens, origins, drafted, scores)
-
-
 def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
     """Rows of one tree of arrays or of the other."""
 
@@ -378,14 +363,14 @@ def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
     return jax.tree.map(choose, new, old)
 
 
-def _rows_of(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+def take_rows(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
     """The state of these rows, in the pages of all; a number past the last stands for the last."""
     # A barrier: XLA for CPUs would gather where they are read, and so copy all rows before a write.
     picked = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], _by_row(state)))
     return state._replace(**picked, cache=rows_of(state.cache, rows))
 
 
-def _put_rows(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+def put_rows_back(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
     """The state with these rows in place of some of its own; B and above for none."""
 
     def put(ours: Shaped[Array, "B ..."], new: Shaped[Array, "G ..."]) -> Shaped[Array, "B ..."]:

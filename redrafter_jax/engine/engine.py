@@ -5,25 +5,35 @@ What is decided for a request depends on nothing but the request, as in `generat
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from redrafter_jax.config import TreeConfig
+from redrafter_jax.config import MirrorConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
-from redrafter_jax.engine.chunks import beginnings, idle_row, make_row, next_batch, next_chunk
+from redrafter_jax.engine.chunks import (
+    beginnings,
+    first_masks,
+    forced_tokens,
+    idle_row,
+    make_row,
+    next_batch,
+    next_chunk,
+    node_masks,
+)
+from redrafter_jax.engine.constrained import decide_rows, propose_rows
 from redrafter_jax.engine.device import (
-    Gains,
     decode_rows,
     empty_rows,
     page_bytes,
     read_rows,
     write_texts,
 )
+from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.messages import (
     Counters,
     Event,
@@ -32,8 +42,9 @@ from redrafter_jax.engine.messages import (
     new_drafts,
     new_tokens,
 )
+from redrafter_jax.engine.mirror import Mirror, check_mirror
 from redrafter_jax.engine.pages import pages_for
-from redrafter_jax.engine.requests import check_size, slots_for
+from redrafter_jax.engine.requests import check_size, controls_of, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
@@ -42,7 +53,7 @@ from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards, place, to_host
-from redrafter_jax.types import NO_CHOICE, SOURCES
+from redrafter_jax.types import NO_CHOICE, SOURCES, Controls, DecodeState
 
 # The first one compiles.
 _WARM_UP_TURNS = 4
@@ -58,12 +69,14 @@ class _Run(NamedTuple):
       result: the gains, and which rows have ended.
       program: rows and tree of a decode call; None for a prefill pass.
       began: seconds at its dispatch; None where it is not timed.
+      begins: by place, the position of the first token that a prefill pass reads.
     """
 
     slots: dict[int, int]
     result: tuple[Gains, Any]
     program: tuple[int, TreeConfig | None] | None
     began: float | None = None
+    begins: Mapping[int, int] = {}
 
 
 class Engine:
@@ -80,6 +93,7 @@ class Engine:
       longest_path: P of the largest tree.
       steps_per_call: decode steps that one `advance` takes at most; each value compiles.
       counters: sums over all requests.
+      mirror: what drafts while the target verifies; None where nothing does.
       on_admission: called with a request's number when it gets its first slot, before its prompt is
         read, and with how many of the prompt's tokens the cache holds already.
 
@@ -109,6 +123,8 @@ class Engine:
       top_log_probs: how many of the most likely tokens are reported beside each token and its
         log-probability; None reports neither.
       clock: gives seconds, for deadlines.
+      mirror: the next trees are drafted while the target verifies, in every step and for all rows
+        together; None drafts them after it.
 
     Raises:
       InputError: a size is not possible, or the models do not fit each other.
@@ -132,8 +148,13 @@ class Engine:
         row_counts: Sequence[int] | None = None,
         top_log_probs: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        mirror: MirrorConfig | None = None,
     ) -> None:
         bound, trees = bind_models(target, drafter, tree)
+        mirrored_tree = None
+        if mirror is not None:
+            mirrored_tree = check_mirror(target, bound, trees, mirror, adaptive)
+            adaptive, row_counts = False, ()
         config, shards = target.config, data_shards(target.mesh)
         check_size(slots, "slots")
         check_size(context_length, "context_length", 2, config.position_limit)
@@ -191,14 +212,36 @@ class Engine:
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._idle = idle_row(target, self._stop_tokens)
-        self._state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
+        # What reads and proposes on the target's devices.
+        self._reader = self.drafter
+        self.mirror: Mirror | None = None
+        if mirror is not None and mirrored_tree is not None:
+            self.mirror = Mirror(
+                target,
+                self.drafter,
+                mirrored_tree,
+                mirror,
+                rows=slots,
+                slots=cache_slots,
+                pages=pages,
+                chunk=self._chunk,
+                top=top_log_probs,
+            )
+            self._reader = bound = self.mirror.relay
+        state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
+        self._state = state if self.mirror is None else self.mirror.commit(state)
         # Programs that have run: the first run compiles.
-        self._timed: set[tuple[int, TreeConfig | None]] = set()
+        self._timed: set[tuple[int, TreeConfig | None, bool, bool]] = set()
 
     @property
     def slots(self) -> int:
         """B, rows that decode together."""
         return len(self._scheduler.slots)
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the target."""
+        return self.target.config.vocab_size
 
     @property
     def stop_width(self) -> int:
@@ -209,6 +252,11 @@ class Engine:
     def intact(self) -> bool:
         """Whether the last `advance` came to its end, so that host and device agree."""
         return self._whole and not self._state.root.is_deleted()
+
+    @property
+    def state(self) -> DecodeState:
+        """The state between two calls; the next one donates its arrays."""
+        return self._state
 
     @property
     def active(self) -> int:
@@ -265,7 +313,7 @@ class Engine:
                 if turn:
                     seconds = (time.perf_counter() - started) / self.steps_per_call
                     self._trees.add_time(*program, seconds)
-                self._timed.add(program)
+                self._timed.add((*program, False, False))
         self.counters.prefill_passes = 0
         self.counters.count_compilations(self)
 
@@ -280,6 +328,16 @@ class Engine:
           QueueFull: too many wait.
         """
         row = make_row(self.target, self._submitted, request, self._stop_tokens, self.stop_width)
+        if request.scores_prompt and self._top is None:
+            raise InputError(
+                "The request asks for log-probabilities of its prompt, but top_log_probs is None; "
+                "give the engine a number of them, 0 or more."
+            )
+        if self.mirror is not None and (request.grammar or request.sampling.adjusts):
+            raise InputError(
+                "The request has penalties, biases, min_tokens or a grammar, which mirror decoding "
+                "does not know; leave them out, or mirror."
+            )
         length, limit = len(request.prompt), request.max_new_tokens
         if length + limit > self._context_length:
             raise InputError(
@@ -298,7 +356,7 @@ class Engine:
             self._ends.clear()
             self._ends.append(self._clock())
         self._submitted += 1
-        self._scheduler.queue.append(row)
+        self._scheduler.wait(row)
         return row.number
 
     def cancel_all(self) -> None:
@@ -344,19 +402,27 @@ class Engine:
             if rows and len(rows) == self.active:
                 self._trees.begin_text()
             runs.append(self._read(read))
+        events = {event.number: event for event in self._ended}
+        self._ended = []
+        if any(self._scheduler.row(index).matcher for index in self._scheduler.decoding):
+            # What a grammar allows next depends on the first token, which prompts may end with now.
+            self._gather(runs, events)
+            runs = []
         self._scheduler.grow(gained)
         active = self._scheduler.decoding
         if active and most:
             count, tree, many = self._choose(active, most)
             runs.append(self._decode(active, count, tree, many, timed=not runs))
-        events = {event.number: event for event in self._ended}
-        self._ended = []
+        self._gather(runs, events)
+        self._whole = True
+        return list(events.values())
+
+    def _gather(self, runs: Sequence[_Run], events: dict[int, Event]) -> None:
+        """Wait for programs, and add what they decided to the events."""
         results = to_host([run.result for run in runs])
         finished = time.perf_counter()
         for run, (gains, done) in zip(runs, results, strict=True):
             self._collect(run, gains, done, finished, events)
-        self._whole = True
-        return list(events.values())
 
     def _read(self, read: Pass) -> _Run:
         """One prefill pass."""
@@ -364,19 +430,32 @@ class Engine:
         count = self._prefill_rows * len(self._scheduler.parts)
         if any(self._scheduler.row(index).cached for index in read.admitted.values()):
             self._write_texts(read.admitted)
+        rows = {at: self._scheduler.row(index) for at, index in read.places.items()}
+        begins = {at: row.cached for at, row in rows.items()}
+        scores = any(row.scores for row in rows.values())
         chunk = next_chunk(slots, read.places, size, (count, self._chunk), self._idle)
         self._tell_pages()
         self._state, result = read_rows(
             self.target,
-            self.drafter,
+            self._reader,
             self._state,
             place(chunk, self.target.mesh),
+            self._controls(read.places, count),
+            place(first_masks(rows, count, self.vocab_size), self.target.mesh),
             top=self._top,
+            prompt_top=self._top if scores else None,
         )
+        if self.mirror is not None:
+            self.mirror.read(self._state, chunk, list(read.places.values()))
         # Whoever is read from now on comes after it.
         self._scheduler.publish()
         self.counters.prefill_passes += 1
-        return _Run(read.places, result, None)
+        return _Run(read.places, result, None, begins=begins)
+
+    def _controls(self, places: dict[int, int], rows: int) -> Controls | None:
+        """What the requests at these places of a batch ask for; None if nothing."""
+        requests = {at: self._scheduler.row(index).request for at, index in places.items()}
+        return place(controls_of(self.target.config, requests, rows), self.target.mesh)
 
     def _write_texts(self, admitted: dict[int, int]) -> None:
         """Give slots the tokens whose cache they share, which they will not read."""
@@ -391,6 +470,8 @@ class Engine:
             self._scheduler.changed = False
             table: Any = place(self._scheduler.tables.copy(), self.target.mesh)
             self._state = self._state._replace(cache=self._state.cache._replace(table=table))
+            if self.mirror is not None:
+                self._state = self.mirror.commit(self._state)
 
     def _choose(self, active: list[int], most: int) -> tuple[int, TreeConfig | None, int]:
         """Rows and tree of the program that decodes these slots next, and for how many steps."""
@@ -414,19 +495,50 @@ class Engine:
         batch, places = next_batch(active, rows, self._scheduler.parts)
         self._tell_pages()
         placed: Any = place(batch, self.target.mesh)
-        began = time.perf_counter() if timed and (rows, tree) in self._timed else None
-        self._timed.add((rows, tree))
+        controls = self._controls(places, rows)
+        own = {at: self._scheduler.row(index) for at, index in places.items()}
+        masks = first_masks(own, rows, self.vocab_size)
+        program = rows, tree, controls is not None, masks is not None
+        began = time.perf_counter() if timed and program in self._timed else None
+        self._timed.add(program)
+        if masks is not None:
+            result = self._decide(own, placed, controls, masks, tree)
+            return _Run(places, result, (rows, tree), began)
+        if self.mirror is not None:
+            self._state, result = self.mirror.decode(self._state, batch, steps)
+            return _Run(places, result, (rows, tree))
         self._state, result = decode_rows(
             self.target,
             self.drafter,
             self._state,
             placed,
             steps,
+            controls,
             tree=tree,
             steps=self.steps_per_call,
             top=self._top,
         )
         return _Run(places, result, (rows, tree), began)
+
+    def _decide(
+        self,
+        rows: Mapping[int, Row],
+        batch: Any,
+        controls: Controls | None,
+        masks: Any,
+        tree: TreeConfig | None,
+    ) -> tuple[Gains, Any]:
+        """One step of a batch in which grammars hold some rows, by place; others are free."""
+        mesh, count = self.target.mesh, len(masks)
+        # One alone the drafter finds by the mask.
+        most = longest_path(tree) - 1
+        forced = forced_tokens(rows, count, most if most > 1 else 0)
+        models = self.target, self.drafter, self._state, batch, controls
+        drafted = propose_rows(*models, *place((masks, forced), mesh), tree=tree)
+        tokens, parents = to_host((drafted.tokens, drafted.parents))
+        allowed: Any = place(node_masks(rows, tokens, parents, self.vocab_size), mesh)
+        self._state, result = decide_rows(*models, drafted, allowed, tree=tree, top=self._top)
+        return result
 
     def _collect(
         self, run: _Run, gains: Gains, done: Any, finished: float, events: dict[int, Event]
@@ -435,11 +547,13 @@ class Engine:
         calls = gained = 0
         for at, index in run.slots.items():
             row = self._scheduler.slots[index]
+            if gains.prompt is not None and row is not None:
+                row.add_scores(gains.prompt, at, run.begins[at])
             own_calls = int(np.count_nonzero(gains.counts[at]))
             # One that lost its slot since then reads its last token once more.
             if row is None or not own_calls:
                 continue
-            number, request = row.number, row.request
+            number, request, prompt = row.number, row.request, () if row.calls else row.prompt
             new = new_tokens(gains, at, self.sources, row.calls)
             drafts = new_drafts(gains, at, self.sources, row.calls)
             row.add(new)
@@ -450,7 +564,12 @@ class Engine:
                     ended = "not numbers"
                     new.pop()
                 self._free(index)
-            events[number] = Event(number, before.decided + new, ended, [*before.drafted, *drafts])
+            elif row.matcher is not None and row.matcher.failed:
+                ended = "grammar"
+                self._free(index)
+            drafts = [*before.drafted, *drafts]
+            prompt = before.prompt or prompt
+            events[number] = Event(number, before.decided + new, ended, drafts, prompt)
             if run.program:
                 self.counters.add(new, own_calls, drafts)
                 calls += request.speculate * own_calls

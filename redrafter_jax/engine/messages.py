@@ -11,7 +11,10 @@ import jax
 import numpy as np
 
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.engine.device import Gains
+from redrafter_jax.engine.gains import Gains
+from redrafter_jax.engine.scores import Scores
+from redrafter_jax.text.grammars import CompiledGrammar
+from redrafter_jax.types import GRAMMAR
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 # Stop tokens, or strings, that a request may have beside the engine's.
@@ -30,6 +33,10 @@ class Request(NamedTuple):
         rounded up to a multiple of 8.
       deadline: seconds of the engine's clock, past which it ends; infinity for never.
       speculate: False lets every target call gain one token, as without a drafter.
+      scores_prompt: whether the log-probabilities of the prompt's own tokens are told; it is then
+        read whole, whatever the cache holds of it.
+      grammar: what its text is held to; its end tokens must end the request. None for anything.
+      priority: requests with a lower one come first, whenever they came.
     """
 
     prompt: list[int]
@@ -39,6 +46,9 @@ class Request(NamedTuple):
     stop_tokens: tuple[int, ...] | None = None
     deadline: float = math.inf
     speculate: bool = True
+    scores_prompt: bool = False
+    grammar: CompiledGrammar | None = None
+    priority: int = 0
 
 
 class Token(NamedTuple):
@@ -66,18 +76,45 @@ class Token(NamedTuple):
     raw: bytes = b""
 
 
+class PromptToken(NamedTuple):
+    """A token of a prompt, from its second one on.
+
+    Attributes:
+      id: number in the vocabulary.
+      log_prob: log-probability under the target, as a token's.
+      rank: how many tokens are as likely there, itself included; 1 for the likeliest.
+      top: the most likely tokens there, as a token's.
+    """
+
+    id: int
+    log_prob: float
+    rank: int
+    top: Sequence[tuple[int, float]] = ()
+
+
+def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[PromptToken]:
+    """What the scores of a chunk, at one place of a pass, say of the tokens that follow its own."""
+    assert scores.ranks is not None
+    leaves = (scores.chosen, scores.ranks, scores.top_tokens, scores.top)
+    columns = (leaf[at][: len(tokens)].tolist() for leaf in leaves)
+    return [
+        PromptToken(id, log_prob, rank, list(zip(tops, log_probs, strict=True)))
+        for id, log_prob, rank, tops, log_probs in zip(tokens, *columns, strict=True)
+    ]
+
+
 def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Token]:
     """What one place of a batch gained from call `first` on; `sources` are named as `SOURCES`."""
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
     # A row that is done stays so: the calls that gain nothing come last.
     calls = (first + np.nonzero(kept)[0]).tolist()
     origins: list[str | None] = [
-        sources[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()
+        (*sources, GRAMMAR)[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()
     ]
     tokens = gains.tokens[at][kept].tolist()
     if gains.scores is None:
         return list(map(Token, tokens, calls, origins))
-    chosen, top_tokens, top = (leaf[at][kept].tolist() for leaf in gains.scores)
+    chosen, top_tokens, top = (leaf[at][kept].tolist() for leaf in gains.scores[:3])
     return [
         Token(id, call, origin, log_prob, list(zip(tops, scores, strict=True)))
         for id, call, origin, log_prob, tops, scores in zip(
@@ -104,8 +141,9 @@ def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> l
     drafts = []
     for call, counts in enumerate(gains.drafted[at][:calls].tolist()):
         if any(counts):
-            nodes = dict.fromkeys(sources, 0)
-            for name, count in zip(sources, counts, strict=True):
+            names = (*sources, GRAMMAR)[: len(counts)]
+            nodes = dict.fromkeys(names, 0)
+            for name, count in zip(names, counts, strict=True):
                 nodes[name] += count  # two sources may have one name
             drafts.append(Draft(first + call, nodes))
     return drafts
@@ -118,15 +156,18 @@ class Event(NamedTuple):
       number: of the request, from `submit`.
       decided: new tokens, up to and including the stop token.
       ended: "stop", "length", "cancelled", "deadline" or, where the target's scores were not
-        numbers, "not numbers"; None while it goes on.
+        numbers, "not numbers", or where the grammar's library has given up, "grammar"; None while
+        it goes on.
       drafted: what was proposed to the target calls that decided them; a call without proposals
         has no entry.
+      prompt: with the first tokens, those of the prompt, where the request asks for their scores.
     """
 
     number: int
     decided: list[Token]
     ended: str | None = None
     drafted: Sequence[Draft] = ()
+    prompt: Sequence[PromptToken] = ()
 
     @property
     def tokens(self) -> list[int]:

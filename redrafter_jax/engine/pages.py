@@ -71,12 +71,14 @@ class PagePool:
         """Tokens of the text's beginning that full pages hold, its last token not among them."""
         return PAGE * len(self._find(text))
 
-    def begin(self, text: Sequence[int], tokens: int, spare: int = 0) -> Holding | None:
-        """Pages for the first `tokens` tokens of a text; those that hold its beginning are shared.
+    def begin(
+        self, text: Sequence[int], tokens: int, spare: int = 0, *, shares: bool = True
+    ) -> Holding | None:
+        """Pages for the first `tokens` tokens of a text; if it `shares`, those of its beginning.
 
         None where `spare` pages would not be left for others.
         """
-        found = self._find(text)
+        found = self._find(text) if shares else []
         shared = [page for page, _ in found]
         needed = pages_for(tokens) - len(shared)
         if needed + spare > self.available - sum(page in self._left for page in shared):

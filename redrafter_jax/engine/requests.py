@@ -7,9 +7,11 @@ import jax
 import numpy as np
 
 from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
+from redrafter_jax.config.grammar import Grammar
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
-from redrafter_jax.types import Requests, Sampling
+from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
+from redrafter_jax.types import Controls, Requests, Sampling
 
 # Cache slots come in multiples of this, so that near-equal requests share one compilation, and
 # attention, which reads as many at once, finds whole blocks; beyond 4096 of them in eight steps
@@ -17,6 +19,8 @@ from redrafter_jax.types import Requests, Sampling
 _SLOT_BLOCK = 256
 # And stop tokens in multiples of this.
 _STOP_BLOCK = 8
+# Tokens of a bias, so that one program serves nearly all; of more the next power of two.
+_BIASES = 512
 
 Value = TypeVar("Value")
 # One value for all rows, or one per row.
@@ -188,6 +192,12 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
         if not isinstance(one, SamplingConfig):
             name = of_row("sampling", row, rows)
             raise InputError(f"{name} is {one!r}; give a SamplingConfig.")
+        _check_tokens(list(one.logit_bias or ()), "logit_bias", config.vocab_size)
+        if one.min_tokens > limits[row]:
+            raise InputError(
+                f"{of_row('min_tokens', row, rows)} is {one.min_tokens}, but the limit on new "
+                f"tokens is {limits[row]}; give a smaller min_tokens, or a higher limit."
+            )
     if isinstance(seeds, int | np.integer):
         raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
     given = list(range(rows)) if seeds is None else seeds
@@ -199,6 +209,46 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
         Request(list(prompt), limit, seed, one, tuple(tokens))
         for prompt, limit, seed, one, (_, tokens) in columns
     ]
+
+
+def with_grammars(
+    config: TargetConfig,
+    requests: Sequence[Request],
+    grammars: PerRow[Grammar | CompiledGrammar | None] | None,
+    tokenizer: Any,
+) -> list[Request]:
+    """Checked requests, each held to its grammar.
+
+    Args:
+      config: of the target.
+      requests: the requests.
+      grammars: one for all rows, or one per row; None for none.
+      tokenizer: from `load_tokenizer`; compiled grammars need none.
+
+    Raises:
+      InputError: a grammar cannot be used, or there is no tokenizer for it.
+    """
+    rows = len(requests)
+    compiled: dict[tuple[int, tuple[int, ...]], CompiledGrammar] = {}
+    held = []
+    own = _per_row(cast(Any, grammars), rows, "grammars")
+    for row, (request, grammar) in enumerate(zip(requests, own, strict=True)):
+        if isinstance(grammar, Grammar):
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            if backend is None:
+                raise InputError(
+                    "grammars are over a tokenizer's tokens; give tokenizer=load_tokenizer(target)."
+                )
+            stops = request.stop_tokens or ()
+            if (id(grammar), stops) not in compiled:
+                compiler = GrammarCompiler(backend, config.vocab_size, stops)
+                compiled[id(grammar), stops] = compiler.compile(grammar)
+            grammar = compiled[id(grammar), stops]
+        elif not isinstance(grammar, CompiledGrammar | None):
+            name = of_row("grammars", row, rows)
+            raise InputError(f"{name} is {grammar!r:.40}; give a Grammar, or None.")
+        held.append(request._replace(grammar=grammar))
+    return held
 
 
 def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:
@@ -235,6 +285,47 @@ def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = 
 
 def _one_row(value: Any, dtype: Any = np.int32) -> Any:
     return np.asarray([value], dtype)
+
+
+def controls_of(
+    config: TargetConfig, requests: Mapping[int, Request], rows: int
+) -> Controls | None:
+    """What requests ask for that depends on their texts, as NumPy's arrays; None if nothing.
+
+    Args:
+      config: of the target.
+      requests: by place in a batch.
+      rows: places of the batch; those without a request ask for nothing.
+    """
+    asked = {at: one.sampling for at, one in requests.items() if one.sampling.adjusts}
+    if not asked:
+        return None
+    most = max(len(one.logit_bias or ()) for one in asked.values())
+    width = max(_BIASES, 1 << max(most - 1, 0).bit_length())
+
+    def array(value: int, dtype: Any = np.float32, *shape: int) -> Any:
+        return np.full((rows, *shape), value, dtype)
+
+    controls = Controls(
+        prompt_lengths=array(0, np.int32),
+        min_tokens=array(0, np.int32),
+        repetition=array(1),
+        presence=array(0),
+        frequency=array(0),
+        bias_tokens=array(config.vocab_size, np.int32, width),
+        biases=array(0, np.float32, width),
+    )
+    for at, one in asked.items():
+        values = (
+            *(len(requests[at].prompt), one.min_tokens),
+            *(one.repetition_penalty, one.presence_penalty, one.frequency_penalty),
+        )
+        for own, value in zip(controls, values, strict=False):
+            own[at] = value
+        biases = one.logit_bias or {}
+        controls.bias_tokens[at, : len(biases)] = list(biases)
+        controls.biases[at, : len(biases)] = list(biases.values())
+    return controls
 
 
 def slots_for(tokens: int, max_path: int) -> int:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from redrafter_jax.engine.messages import Request, Token
+from redrafter_jax.engine.messages import PromptToken, Request, Token, prompt_tokens
 from redrafter_jax.engine.pages import Holding, PagePool
+from redrafter_jax.engine.scores import Scores
+from redrafter_jax.text.grammars import Matcher
 from redrafter_jax.types import Requests
 
 
@@ -28,6 +30,8 @@ class Row:
       calls: target calls that decided tokens, the one that read the prompt included.
       holding: its pages.
       preempted: how often it has lost its slot.
+      prompt: what is known of the prompt's tokens, where that is asked for.
+      matcher: the state of the request's grammar after its new tokens; None without one.
     """
 
     number: int
@@ -40,6 +44,18 @@ class Row:
     calls: int = 0
     holding: Holding = field(default_factory=Holding)
     preempted: int = 0
+    prompt: list[PromptToken] = field(default_factory=list)
+    matcher: Matcher | None = None
+
+    @property
+    def scores(self) -> bool:
+        """Whether tokens of the prompt have to be read to know their log-probabilities."""
+        return self.request.scores_prompt and len(self.prompt) + 1 < len(self.request.prompt)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Requests of a lower rank come first: those of a lower priority, then the earlier ones."""
+        return self.request.priority, self.number
 
     @property
     def reading(self) -> bool:
@@ -48,9 +64,18 @@ class Row:
 
     def add(self, decided: Sequence[Token]) -> None:
         """Take in tokens, the last of which is not in the cache."""
-        self.text += [token.id for token in decided]
+        fresh = [token.id for token in decided]
+        self.text += fresh
+        if self.matcher is not None:
+            self.matcher.advance(fresh)
         self.cached = len(self.text) - 1
         self.calls = decided[-1].call + 1
+
+    def add_scores(self, scores: Scores, at: int, begin: int) -> None:
+        """Take in those of a chunk from position `begin` on, at one place of a pass."""
+        count, whole = scores.chosen.shape[1], self.request.prompt
+        if self.scores and begin == len(self.prompt):
+            self.prompt += prompt_tokens(scores, at, whole[begin + 1 : begin + 1 + count])
 
     def cached_after(self, tokens: int) -> int:
         """The most tokens that its cache can hold after so many more are decided.
@@ -91,7 +116,7 @@ class Scheduler:
     Attributes:
       slots: who runs in each; None where it is free.
       parts: the slots of each part.
-      queue: requests that wait, the earliest first.
+      queue: requests that wait, in the order of `Row.rank`.
       pools: the pages of each part.
       tables: page numbers of every slot; past a text's last page anything.
       changed: whether the device has older tables.
@@ -120,8 +145,8 @@ class Scheduler:
 
     @property
     def running(self) -> list[int]:
-        """The slots that are not free, the earliest request first."""
-        rows = [(row.number, index) for index, row in enumerate(self.slots) if row is not None]
+        """The slots that are not free, in the order of their requests' rank."""
+        rows = [(row.rank, index) for index, row in enumerate(self.slots) if row is not None]
         return [index for _, index in sorted(rows)]
 
     @property
@@ -136,7 +161,7 @@ class Scheduler:
         return row
 
     def admit(self, tokens: int) -> Pass:
-        """Take in from the queue what has room in the next prefill pass, first come, first served.
+        """Take in from the queue what has room in the next prefill pass, by rank.
 
         A pass costs the same however many prompts it reads. So while rows decode, requests wait
         until free slots can fill a pass, or take all who wait. A request gets pages for its text
@@ -176,10 +201,14 @@ class Scheduler:
         }
         return Pass(places, {at: index for at, index in places.items() if index in admitted})
 
-    def grow(self, tokens: int) -> None:
-        """Give the rows that decode pages for so many tokens more, the earliest request first.
+    def wait(self, row: Row) -> None:
+        """Let a request wait, behind those that come before it."""
+        insort(self.queue, row, key=lambda one: one.rank)
 
-        Where there are not enough, the latest request of the part loses its slot, until there are:
+    def grow(self, tokens: int) -> None:
+        """Give the rows that decode pages for so many tokens more, in the order of their rank.
+
+        Where there are not enough, the last request of the part loses its slot, until there are:
         it waits again, and its text goes on later.
         """
         for index in self.decoding:
@@ -227,8 +256,10 @@ class Scheduler:
           tokens: that it gains next.
         """
         row.read_until, row.cached, row.is_new = len(row.text), 0, True
-        shared = {number: self.pools[number].shared_with(row.text) for number in room}
-
+        shares = not row.scores
+        shared = {
+            number: self.pools[number].shared_with(row.text) if shares else 0 for number in room
+        }
         for number in sorted(
             room,
             key=lambda one: (
@@ -238,7 +269,8 @@ class Scheduler:
             ),
         ):
             pool = self.pools[number]
-            holding = pool.begin(row.text, row.cached_after(tokens), spare[number])
+            most = row.cached_after(tokens)
+            holding = pool.begin(row.text, most, spare[number], shares=shares)
             if holding is not None:
                 row.holding, row.cached = holding, shared[number]
                 return number
@@ -257,7 +289,7 @@ class Scheduler:
         row.arrays = row.arrays._replace(lengths=lengths)
         row.preempted += 1
         self.preemptions += 1
-        insort(self.queue, row, key=lambda one: one.number)
+        self.wait(row)
 
     def _part_of(self, index: int) -> tuple[PagePool, range]:
         number = index // len(self.parts[0])

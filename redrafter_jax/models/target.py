@@ -24,7 +24,7 @@ from redrafter_jax.models.projection import Projection
 from redrafter_jax.models.rotary import positions_in, rotary_angles, rotary_frequencies
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import KVCache, Scorer, TokenTree, Verified
+from redrafter_jax.types import Halfway, KVCache, Scorer, TokenTree, Verified
 
 # Rows of all texts together that a GPU multiplies in the time in which it reads the weights.
 _FEW_ROWS = 64
@@ -104,6 +104,58 @@ class Decoder(nnx.Module):
         """
         if nodes is not None:
             return self._forward_some(tree, cache, context_layers, nodes)
+        N = tree.tokens.shape[1]
+        tokens, depth, mask = self._widen(tree)
+        hidden, keys, values = self._below(cache, tokens, depth, mask, context_layers)
+        # Keys and values are picked by their numbers: to cut them would be copies in every layer.
+        return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
+
+    def begin_tree(
+        self,
+        tree: TokenTree,
+        cache: KVCache,
+        layer: int,
+        context_layers: tuple[int, ...] = (),
+    ) -> Halfway:
+        """`tree_forward` through the first `layer` layers alone, whose cache is enough."""
+        tokens, depth, mask = self._widen(tree)
+        positions = cache.lengths[:, None] + depth
+        attend_in = partial(self._attend_below, cache=cache, mask=mask)
+        embedded = self.embed(tokens)
+        return self._through(embedded, positions, attend_in, range(layer), context_layers)
+
+    def complete_tree(
+        self,
+        begun: Halfway,
+        tree: TokenTree,
+        cache: KVCache,
+        context_layers: tuple[int, ...] = (),
+    ) -> Verified:
+        """The rest of what `begin_tree` has begun; it returns what `tree_forward` does."""
+        _, depth, mask = self._widen(tree)
+        positions = cache.lengths[:, None] + depth
+        attend_in = partial(self._attend_below, cache=cache, mask=mask)
+        left = range(len(begun.keys), len(self.layers))
+        rest = self._through(begun.hidden, positions, attend_in, left, context_layers)
+        whole = rest._replace(context=begun.context + rest.context)
+        hidden, N = self._states(whole), tree.tokens.shape[1]
+        keys, values = begun.keys + rest.keys, begun.values + rest.values
+        return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
+
+    def exit_states(
+        self, begun: Halfway, context_layers: tuple[int, ...] = ()
+    ) -> Float[Array, "B rows Z"]:
+        """What the hidden states of `forward` would be, were the layers so far all there are.
+
+        The last of them stands for context layers that have not been reached.
+        """
+        missing = len(context_layers) - len(begun.context)
+        return self._states(begun._replace(context=begun.context + (begun.hidden,) * missing))
+
+    def _widen(
+        self, tree: TokenTree
+    ) -> tuple[Int[Array, "B rows"], Int[Array, "B rows"], Bool[Array, "B rows rows"]]:
+        """Tokens, depth and mask of a tree's nodes, and of padding behind them."""
         B, N = tree.tokens.shape
         # A device that takes several rows at once gets them, where that is not many in all: of one
         # XLA for GPUs would make a norm of two kernels, and attention would pad it in every layer.
@@ -113,10 +165,7 @@ class Decoder(nnx.Module):
         mask = jnp.pad(tree.mask, ((0, 0), (0, missing), (0, missing))) | own
         tokens, depth = (jnp.pad(one, ((0, 0), (0, missing))) for one in (tree.tokens, tree.depth))
         # A padding node has token -1; whatever it is embedded as, no other node sees it.
-        tokens = jnp.maximum(tokens, 0)
-        hidden, keys, values = self._below(cache, tokens, depth, mask, context_layers)
-        # Keys and values are picked by their numbers: to cut them would be copies in every layer.
-        return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
+        return jnp.maximum(tokens, 0), depth, mask
 
     def _forward_some(
         self,
@@ -193,17 +242,33 @@ class Decoder(nnx.Module):
         Returns:
           What `forward` does.
         """
-        x = self.embed(tokens)
+        embedded, layers = self.embed(tokens), range(len(self.layers))
+        passed = self._through(embedded, positions, attend_in, layers, context_layers)
+        return self._states(passed), passed.keys, passed.values
+
+    def _through(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
+        attend_in: Callable[[int], Attend],
+        layers: range,
+        context_layers: tuple[int, ...],
+    ) -> Halfway:
+        """`run` through some layers, from what enters the first of them."""
         angles = self._angles(positions)
         keys, values, context = [], [], []
-        for index, layer in enumerate(self.layers):
-            x, k, v = layer(x, angles[index], attend_in(index))
+        for index in layers:
+            x, k, v = self.layers[index](x, angles[index], attend_in(index))
             keys.append(k)
             values.append(v)
             if index in context_layers:
                 context.append(x)
-        states = [*context, normalised(x, self.norm, self.config)]
-        return jnp.concatenate(states, axis=-1), tuple(keys), tuple(values)
+        return Halfway(x, tuple(context), tuple(keys), tuple(values))
+
+    def _states(self, passed: Halfway) -> Float[Array, "B T Z"]:
+        """The hidden states as `forward` returns them."""
+        last = normalised(passed.hidden, self.norm, self.config)
+        return jnp.concatenate([*passed.context, last], axis=-1)
 
     def of_one_scale(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... Z"]:
         """Hidden states of which those of context layers have gone through the final norm too."""

@@ -23,7 +23,7 @@ from redrafter_jax.config import TargetConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.collectives import MODEL, in_shard
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.types import KVCache
+from redrafter_jax.types import Halfway, KVCache
 
 DATA = "data"
 
@@ -40,6 +40,7 @@ _PARAMETERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"([qkv]+_bias|\.bias)$", ("split",)),
 )
 _CACHE = ("rows", "split")
+_HEADS = ("rows", None, "split")
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -155,7 +156,7 @@ def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Me
 
 
 def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """A spec for every array: parameters by name, caches by heads, all else by its rows.
+    """A spec for every array: parameters by name, caches and keys by heads, all else by its rows.
 
     Scalars are replicated.
     """
@@ -167,9 +168,15 @@ def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
             rows: Any = [partition(one.shape, ("rows",), mesh, rules) for one in value[2:]]
             layers: Any = tuple(partition(one.shape, _CACHE, mesh, rules) for one in value.keys)
             return KVCache(layers, layers, *rows)
+        if isinstance(value, Halfway):
+            hidden: Any = spec(value.hidden)
+            context: Any = tuple(map(spec, value.context))
+            heads: Any = tuple(partition(one.shape, _HEADS, mesh, rules) for one in value.keys)
+            return Halfway(hidden, context, heads, heads)
         return partition(np.shape(value), ("rows",), mesh, rules)
 
-    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, nnx.State | KVCache))
+    whole = nnx.State | KVCache | Halfway
+    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, whole))
 
 
 def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.State:

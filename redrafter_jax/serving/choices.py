@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
-from redrafter_jax.engine.messages import Event, Token
+from redrafter_jax.engine.messages import Event, PromptToken, Token
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.speculation import Speculation
 from redrafter_jax.text.tokenizer import UNDECODABLE, TextStream, special_tokens
@@ -42,12 +42,14 @@ class Piece(NamedTuple):
       tokens: the tokens that were decided.
       finish: why the answer ends here; None while it goes on.
       speculation: how well the whole answer was drafted, where it ends here.
+      prompt: the prompt's tokens from the second one on, with the first piece, where asked for.
     """
 
     text: str
     tokens: list[Token]
     finish: Finish | None
     speculation: Speculation | None = None
+    prompt: Sequence[PromptToken] = ()
 
 
 class Choice:
@@ -60,6 +62,7 @@ class Choice:
       gap: what a chat template writes between the opening of an answer and its text, which is no
         part of it.
       spell: the spelling of a token within a text; by default the tokenizer's.
+      min_tokens: tokens in whose text no stop string is looked for.
     """
 
     def __init__(
@@ -69,8 +72,9 @@ class Choice:
         stop: Sequence[str],
         gap: str = "",
         spell: Callable[[int], Spelling] | None = None,
+        min_tokens: int = 0,
     ) -> None:
-        self._stream = TextStream(tokenizer.decode, prompt, stop)
+        self._stream = TextStream(tokenizer.decode, prompt, stop, min_tokens)
         self._decode = tokenizer.decode
         self._spell = spell or token_spellings(tokenizer)
         self._gap, self._raw_gap = gap, gap.encode()
@@ -89,6 +93,8 @@ class Choice:
                 "The target's scores are NaN or infinite, so that it has no answer; the server's "
                 "log says why."
             )
+        if event.ended == "grammar":
+            raise InputError("The grammar has become too complex for llguidance to go on with.")
         tokens: list[Token] = []
         # What ends an answer is no part of it, whatever the tokenizer says of it.
         end = len(event.decided) - 1 if event.ended == "stop" else None
@@ -110,7 +116,8 @@ class Choice:
         if tokens:
             self._speculation.add(event, tokens[-1].call)
         text = "".join(token.text for token in tokens)
-        return Piece(text, tokens, finish, self._speculation if self.ended else None)
+        speculation = self._speculation if self.ended else None
+        return Piece(text, tokens, finish, speculation, event.prompt)
 
     def _without_gap(self, text: str) -> str:
         kept = text.removeprefix(self._gap)

@@ -1,5 +1,6 @@
 """A request on its way: from its fields to requests of the engine, from their events to text."""
 
+import asyncio
 import math
 import secrets
 import time
@@ -17,6 +18,7 @@ from redrafter_jax.serving.openai_errors import ApiError, server_ends
 from redrafter_jax.serving.openai_schema import BaseRequest, CompletionRequest
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.worker import EngineFailedError, EventQueue
+from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.text.tokenizer import split_stops
 
 _SEEDS = 2**31
@@ -157,13 +159,21 @@ def check(service: Service, request: BaseRequest) -> None:
             f"{limits.choices}; ask for fewer.",
             field="n",
         )
-    if (request.top or 0) > limits.max_logprobs:
-        field = "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs"
+    own = "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs"
+    for field, top in ((own, request.top), ("prompt_logprobs", request.prompt_logprobs)):
+        if (top or 0) > limits.max_logprobs:
+            raise ApiError(
+                400,
+                f"{field} is {top}, but this server tells {limits.max_logprobs} at most; ask for "
+                f"fewer, or start it with --max-logprobs {top}.",
+                field=field,
+            )
+    if (token := max(request.logit_bias, default=0)) >= service.worker.vocab_size:
         raise ApiError(
             400,
-            f"{field} is {request.top}, but this server tells {limits.max_logprobs} at most; ask "
-            f"for fewer, or start it with --max-logprobs {request.top}.",
-            field=field,
+            f"logit_bias holds token {token}, outside the vocabulary of "
+            f"{service.worker.vocab_size} tokens.",
+            field="logit_bias",
         )
 
 
@@ -189,20 +199,36 @@ async def start_job(
         raise ApiError(400, str(error), field="stop") from None
     sampling = _sampling(request)
     rows = [(prompt, _limit(service, request, prompt)) for prompt in prompts]
+    least = min(limit for _, limit in rows)
+    if request.min_tokens > least:
+        raise ApiError(
+            400,
+            f"min_tokens is {request.min_tokens}, but the limit on new tokens is {least}; ask for "
+            "fewer.",
+            field="min_tokens",
+        )
+    grammar = await asyncio.to_thread(_compile, service, request)
+    own_ends = () if request.ignore_eos else service.model.format.stop_tokens
     requests = [
         Request(
             list(prompt),
             limit,
             (seed + choice) % _SEEDS,
             sampling,
-            stop_tokens=(*service.model.format.stop_tokens, *ends),
+            stop_tokens=(*own_ends, *ends),
             deadline=began + (service.limits.deadline or math.inf),
             speculate=request.speculation,
+            grammar=grammar,
+            scores_prompt=request.prompt_logprobs is not None and choice % request.n == 0,
+            priority=request.priority,
         )
         for choice, (prompt, limit) in enumerate(row for row in rows for _ in range(request.n))
     ]
     tokenizer, spell = service.model.format.tokenizer, service.spell
-    choices = [Choice(tokenizer, one.prompt, strings, gap, spell) for one in requests]
+    if request.offered and service.model.tools is not None:
+        tokenizer = service.model.tools.tokenizer  # whose texts hold the marks of calls
+    least = request.min_tokens
+    choices = [Choice(tokenizer, one.prompt, strings, gap, spell, least) for one in requests]
     try:
         event_queue = await service.worker.submit(requests)
     except QueueFull as error:
@@ -218,9 +244,30 @@ async def start_job(
     return Job(service, event_queue, choices, seed, tokens, request.n, began)
 
 
+def _compile(service: Service, request: BaseRequest) -> CompiledGrammar | None:
+    """The grammar that the answer is held to; of a large schema it takes a second."""
+    if request.form is None:
+        return None
+    field, grammar = request.form
+    try:
+        return service.grammars.compile(grammar)
+    except InputError as error:
+        raise ApiError(400, f"{field}: {error}", field=field) from None
+
+
 def _sampling(request: BaseRequest) -> SamplingConfig:
     try:
-        return SamplingConfig(request.temperature, request.top_k, request.top_p, request.min_p)
+        return SamplingConfig(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=request.logit_bias or None,
+            min_tokens=request.min_tokens,
+        )
     except FieldError as error:
         raise ApiError(400, f"{error.field} {error.problem}", field=error.field) from None
 

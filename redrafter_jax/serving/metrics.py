@@ -125,7 +125,9 @@ class Metrics(Collector):
         ):
             yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
         # All that may come have a value from the start, or rates would miss their first ones.
-        by, depths = engine.drafted_by, range(1, engine.longest_path)
+        depths = range(1, engine.longest_path)
+        # Those of which there are some: a grammar proposes only where a request is held to one.
+        by = dict.fromkeys((*engine.drafted_by, *+sums.drafted))
         for name, text, label, counts in (
             (
                 "drafted_tokens",

@@ -6,12 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from redrafter_jax.engine.messages import Token
+from redrafter_jax.engine.messages import PromptToken, Token
 from redrafter_jax.serving.choices import Piece
-from redrafter_jax.serving.openai_schema import BaseRequest
+from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest
 from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
+from redrafter_jax.serving.required_call import CALL_STYLE
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.speculation import Speculation
+from redrafter_jax.serving.tool_split import CallPiece, ToolSplit
+
+# JSON has no infinity.
+_LOWEST = -9999.0
 
 
 class Answer(ABC):
@@ -38,6 +43,8 @@ class Answer(ABC):
         }
         self._spell = service.spell
         self._top = request.top
+        self._prompt_top = request.prompt_logprobs
+        self._choices_each = request.n
         self._draft_trace = request.draft_trace
         self._include_usage = request.stream_options.include_usage
         self._speculative_metrics = request.speculative_metrics
@@ -70,7 +77,33 @@ class Answer(ABC):
             piece = pieces[-1]._replace(text=text, tokens=tokens)
             objects.append(self._choice(index, piece, 0, self._content(index, piece, whole=True)))
         told = {"object": self.kind, "choices": objects, "usage": usage | self._usage_details()}
+        if self._prompt_top is not None:
+            own = range(0, len(choices), self._choices_each)
+            read = [[token for piece in choices[i] for token in piece.prompt] for i in own]
+            told |= self._of_prompts([[None, *map(self._prompt_entry, one)] for one in read], told)
         return self._head | told | self._all_metrics()
+
+    def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
+        """What is told of each prompt's tokens; in every choice of the prompt, as vLLM does."""
+        each = self._choices_each
+        return {
+            "choices": [
+                choice | {"prompt_logprobs": read[index // each]}
+                for index, choice in enumerate(told["choices"])
+            ]
+        }
+
+    def _prompt_entry(self, token: PromptToken) -> dict[str, Any]:
+        """The likeliest tokens at a place of the prompt, and its own, by their numbers."""
+        ranked = [(*pair, rank) for rank, pair in enumerate(token.top[: self._prompt_top], start=1)]
+        return {
+            str(id): {
+                "logprob": max(log_prob, _LOWEST),
+                "rank": rank,
+                "decoded_token": self._spell(id).text,
+            }
+            for id, log_prob, rank in [*ranked, (token.id, token.log_prob, token.rank)]
+        }
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self._include_usage else {}
@@ -80,7 +113,8 @@ class Answer(ABC):
         self, index: int, piece: Piece, offset: int, content: dict[str, Any]
     ) -> dict[str, Any]:
         log_probs = None if self._top is None else self._log_probs(piece.tokens, offset)
-        choice = {"index": index, **content, "logprobs": log_probs, "finish_reason": piece.finish}
+        choice = {"index": index, **content, "logprobs": log_probs}
+        choice["finish_reason"] = self._finish(index, piece)
         if self._draft_trace:
             choice["draft_trace"] = [
                 {"token": token.id, "text": token.text, "call": token.call, "origin": token.origin}
@@ -103,6 +137,11 @@ class Answer(ABC):
 
     def _usage_details(self) -> dict[str, Any]:
         return {}
+
+    def _finish(self, index: int, piece: Piece) -> str | None:
+        """Why the choice ends here, as the API words it."""
+        del index
+        return piece.finish
 
     @abstractmethod
     def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]: ...
@@ -130,11 +169,27 @@ class ChatAnswer(Answer):
         if form.template.thinks:
             opened = opens_reasoning(form.tokenizer, prompts[0])
             self._splits = [ReasoningSplit(opened) for _ in range(request.n)]
+        # By choice, where tools are offered.
+        self._calls: list[ToolSplit] | None = None
+        if request.offered and service.model.tools is not None:
+            style, names = service.model.tools.style, [one.function.name for one in request.offered]
+            single = isinstance(request, ChatRequest) and not request.parallel_tool_calls
+            if isinstance(request, ChatRequest) and request.required:
+                style = CALL_STYLE
+            self._calls = [
+                ToolSplit(style, names, streams=request.stream, single=single)
+                for _ in range(request.n)
+            ]
 
     def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunk([choice])
+
+    def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
+        """Beside the choices: a chat has one prompt."""
+        del told
+        return {"prompt_logprobs": read[0]}
 
     def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]:
         told: dict[str, Any] = {"content": piece.text}
@@ -142,9 +197,15 @@ class ChatAnswer(Answer):
             reasoning, told["content"] = _split(self._splits[index], piece)
             if reasoning or whole:
                 told["reasoning_content"] = reasoning or None
+        if self._calls is not None:
+            told |= _called(self._calls[index], told["content"], piece, whole)
         if whole:
             return {"message": {"role": "assistant", **told, "refusal": None}}
         return {"delta": told if any(told.values()) or piece.tokens else {}}
+
+    def _finish(self, index: int, piece: Piece) -> str | None:
+        called = self._calls is not None and self._calls[index].calls
+        return "tool_calls" if called and piece.finish == "stop" else piece.finish
 
     def _usage_details(self) -> dict[str, Any]:
         if self._splits is None:
@@ -176,6 +237,28 @@ def _split(split: ReasoningSplit, piece: Piece) -> tuple[str, str]:
     if piece.finish is not None:
         pairs.append(split.finish())
     return "".join(one for one, _ in pairs), "".join(other for _, other in pairs)
+
+
+def _called(split: ToolSplit, text: str, piece: Piece, whole: bool) -> dict[str, Any]:
+    """The content and the calls of tools that a piece of an answer adds."""
+    parts = [split.push(text)]
+    if piece.finish is not None:
+        parts.append(split.finish())
+    said = "".join(part.text for part in parts)
+    calls = [_call(call, whole) for part in parts for call in part.calls]
+    if not calls:
+        return {"content": said}
+    return {"content": said or None if whole else said, "tool_calls": calls}
+
+
+def _call(piece: CallPiece, whole: bool) -> dict[str, Any]:
+    """A call, or what is added to one."""
+    place = {} if whole else {"index": piece.number}
+    function = {"arguments": piece.arguments}
+    if piece.name is None:
+        return place | {"function": function}
+    function = {"name": piece.name} | function
+    return place | {"id": piece.id, "type": "function", "function": function}
 
 
 class CompletionAnswer(Answer):

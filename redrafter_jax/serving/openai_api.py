@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,24 +14,20 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from redrafter_jax.errors import InputError
+from redrafter_jax.serving.chat_prompts import encode_chat
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.jobs import Job, check, start_job
 from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
-from redrafter_jax.serving.openai_errors import ApiError, as_api_error
+from redrafter_jax.serving.openai_errors import ApiError, as_api_error, check_model
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
+from redrafter_jax.serving.page import read_page
 from redrafter_jax.serving.service import Service
+from redrafter_jax.serving.token_routes import token_routes
 from redrafter_jax.text.chat_template import NO_TEMPLATE
 from redrafter_jax.text.tokenizer import encode
 
 _log = logging.getLogger(__name__)
-
-# The page loads nothing from elsewhere, and sends nothing elsewhere.
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
@@ -46,7 +41,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     app = FastAPI(title="redrafter", openapi_url=None, lifespan=life)
     created = int(time.time())
-    page = (files("redrafter_jax.serving") / "page.html").read_text(encoding="utf-8")
+    page = read_page()
 
     async def refuse(http: Request, error: Exception) -> Response:
         refusal = as_api_error(http.method, http.url.path, error)
@@ -58,7 +53,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     @app.get("/")
     async def show_page() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
+        return HTMLResponse(page.document, headers={"Content-Security-Policy": page.policy})
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -75,13 +70,15 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        _check_model(service, name)
+        check_model(service.model.name, name)
         return _model(service, created)
+
+    app.include_router(token_routes(service))
 
     @app.post(ROUTES[0])
     async def chat(request: ChatRequest, http: Request) -> Response:
         gap = service.model.format.template.gap
-        return await respond(request, http, ChatAnswer, _encode_chat, gap)
+        return await respond(request, http, ChatAnswer, encode_chat, gap)
 
     @app.post(ROUTES[1])
     async def completions(request: CompletionRequest, http: Request) -> Response:
@@ -95,7 +92,7 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
         gap: str = "",
     ) -> Response:
         began = time.monotonic()
-        _check_model(service, request.model)
+        check_model(service.model.name, request.model)
         if log_prompts:
             _log.info("%s: %r", http.url.path, getattr(request, request.prompt_field))
         check(service, request)
@@ -116,42 +113,6 @@ def _model(service: Service, created: int) -> dict[str, Any]:
         "context_length": service.model.context_length,
         "chat": service.model.format.template is not NO_TEMPLATE,
     }
-
-
-def _check_model(service: Service, name: str) -> None:
-    if name != service.model.name:
-        raise ApiError(
-            404,
-            f"The model {name!r:.80} is not served here; the one that is: {service.model.name}.",
-            field="model",
-            code="model_not_found",
-        )
-
-
-def _encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
-    if service.model.format.template is NO_TEMPLATE:
-        raise ApiError(
-            400,
-            f"{service.model.name} has no chat template; ask /v1/completions to continue a text.",
-        )
-    template, arguments = service.model.format.template, request.chat_template_kwargs
-    turns = [turn.model_dump(exclude_none=True) for turn in request.messages]
-    if not template.thinks and any("reasoning_content" in turn for turn in turns):
-        raise ApiError(
-            400,
-            f"The chat template of {service.model.name} knows no reasoning; leave "
-            "reasoning_content out.",
-            field="messages",
-        )
-    try:
-        template.check_arguments(arguments)
-    except InputError as error:
-        raise ApiError(400, str(error), field="chat_template_kwargs") from None
-    opening = [] if turns[0]["role"] == "system" else service.model.format.opening
-    try:
-        return [service.model.format.encode([*opening, *turns], arguments)]
-    except InputError as error:
-        raise ApiError(400, str(error), field="messages") from None
 
 
 def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:

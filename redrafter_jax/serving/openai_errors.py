@@ -58,6 +58,17 @@ def server_ends() -> ApiError:
     )
 
 
+def check_model(served: str, name: str | None) -> None:
+    """Refuse another model than the one that is served, where one is named."""
+    if name not in (None, served):
+        raise ApiError(
+            404,
+            f"The model {name!r:.80} is not served here; the one that is: {served}.",
+            field="model",
+            code="model_not_found",
+        )
+
+
 def as_api_error(method: str, path: str, error: Exception) -> ApiError:
     """The answer to a request that FastAPI or a route refuses."""
     if isinstance(error, ApiError):

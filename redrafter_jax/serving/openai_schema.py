@@ -1,29 +1,21 @@
 """Requests of OpenAI's API: fields that are not declared here are refused by name."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from redrafter_jax.config import Grammar
 from redrafter_jax.engine.messages import OWN_STOPS
-from redrafter_jax.text.tokenizer import require_text
-
-Values = Mapping[str, tuple[Any, ...]]
+from redrafter_jax.serving.openai_fields import Fields, Values, whole_text
+from redrafter_jax.serving.openai_forms import ResponseFormat, StructuredOutputs
+from redrafter_jax.serving.openai_messages import Message, NamedTool, Tool
+from redrafter_jax.serving.required_call import call_grammar
 
 _LABELS = frozenset(
     {
         "user",
         "metadata",
         "safety_identifier",
-        "parallel_tool_calls",  # of tools, which there are none of
         # Hints to providers who charge for caches; here they are reused unasked.
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -31,69 +23,27 @@ _LABELS = frozenset(
         "cache_control",
     }
 )
-_PART_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 _OFF: Values = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "best_of": (1,),
     "suffix": ("",),
     "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "service_tier": ("auto", "default"),
     "store": (False,),
     # Of other servers' APIs.
     "top_k": (0, -1),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "stop_token_ids": ([],),
     "bad_words": ([],),
-    "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
-    "priority": (0,),
 }
-
-
-class _Fields(BaseModel):
-    """JSON's own types, known names; null is as if the field was not given.
-
-    Attributes:
-      labels: fields that change nothing, whatever their value.
-      off: fields that are not supported, with the values that ask for nothing.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    labels: ClassVar[frozenset[str]] = frozenset()
-    off: ClassVar[Values] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_asks_for_nothing(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {
-            name: value
-            for name, value in given.items()
-            if value is not None and name not in cls.labels and value not in cls.off.get(name, ())
-        }
-
-
-def _whole(text: str) -> str:
-    require_text(text, "the text")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_whole)]
 
 
 def _not_empty(text: str) -> str:
@@ -106,6 +56,15 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _as_biases(value: Any) -> Any:
+    """Biases by token, whose numbers JSON spells as texts."""
+    if not isinstance(value, dict):
+        return value
+    if wrong := next((name for name in value if not (str(name).isdecimal())), None):
+        raise ValueError(f"{wrong!r:.80} is no token; give the number of one as a string")
+    return {int(name): bias for name, bias in value.items()}
+
+
 def _as_prompts(value: Any) -> list[Any]:
     """One prompt or several, each a text or token ids."""
     prompts = [value] if isinstance(value, str) or _are_tokens(value) else value
@@ -113,7 +72,7 @@ def _as_prompts(value: Any) -> list[Any]:
         isinstance(prompt, str) or _are_tokens(prompt) for prompt in prompts
     ):
         raise ValueError("give a text, a list of token ids, or a list of either, none empty")
-    return [_whole(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return [whole_text(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 def _are_tokens(value: Any) -> bool:
@@ -121,49 +80,7 @@ def _are_tokens(value: Any) -> bool:
     return tokens and all(type(token) is int and 0 <= token < 2**31 for token in value)
 
 
-def _as_text(content: Any) -> Any:
-    """The text of a message that is given in parts."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(
-                f'only parts {{"type": "text", "text": ...}} are supported, not {kind!r:.80}'
-            )
-        for name, value in part.items():
-            if name not in {"type", "text"} | _PART_LABELS and value is not None:
-                raise ValueError(f"{name:.80} of a part is not supported; leave it out")
-    return "".join(part["text"] for part in content)
-
-
-class Message(_Fields):
-    """A turn of a conversation; "developer" is OpenAI's later name of the system.
-
-    `name`, of who speaks, is for the chat template to read; `reasoning_content` is what an answer
-    of this server had under that name.
-    """
-
-    labels: ClassVar[frozenset[str]] = frozenset({"cache_control"})
-    off: ClassVar[Values] = {"tool_calls": ([],), "annotations": ([],)}
-
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant"],
-        AfterValidator(lambda role: "system" if role == "developer" else role),
-    ]
-    content: Annotated[Text, BeforeValidator(_as_text)]
-    name: Text | None = None
-    reasoning_content: Text | None = None
-
-    @field_validator("reasoning_content")
-    @classmethod
-    def _check_role(cls, reasoning: str, others: Any) -> str:
-        if others.data.get("role") != "assistant":
-            raise ValueError("the assistant alone reasons; leave it out")
-        return reasoning
-
-
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     """Options on what a stream tells besides the answer."""
 
     off: ClassVar[Values] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
@@ -171,7 +88,7 @@ class StreamOptions(_Fields):
     include_usage: bool = False
 
 
-class BaseRequest(_Fields):
+class BaseRequest(Fields):
     """The fields that both kinds of request share.
 
     Attributes:
@@ -179,10 +96,19 @@ class BaseRequest(_Fields):
       model: the name that /v1/models gives.
       temperature: temperature and filters of `SamplingConfig`; 1 by default, as in OpenAI's API.
       seed: seed of the first choice's noise; choice i is drawn with seed + i. Random by default.
+      presence_penalty: penalties, biases and `min_tokens` of `SamplingConfig`; the last one and
+        `repetition_penalty` are not OpenAI's.
+      ignore_eos: let `stop` alone end an answer, and not what ends the target's texts. Not
+        OpenAI's.
+      prompt_logprobs: tell the log-probability of every token of the prompt, and of so many others
+        at its place. Not OpenAI's.
+      response_format: what the answer is held to.
+      structured_outputs: the same as vLLM writes it. Not OpenAI's.
       stop: texts that end an answer; one that is a special token ends it too.
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
       stream: send the answer as it is decided, by server-sent events.
+      priority: requests with a lower one are taken in first. Not OpenAI's; vLLM's.
       speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
         OpenAI's.
@@ -198,9 +124,17 @@ class BaseRequest(_Fields):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_as_biases)] = {}
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop: Annotated[
-        list[Annotated[str, AfterValidator(_whole), AfterValidator(_not_empty)]],
+        list[Annotated[str, AfterValidator(whole_text), AfterValidator(_not_empty)]],
         Field(max_length=OWN_STOPS, fail_fast=True),
         BeforeValidator(_as_list),
     ] = []
@@ -208,6 +142,8 @@ class BaseRequest(_Fields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     speculation: bool = True
     draft_trace: bool = False
     speculative_metrics: bool = False
@@ -221,6 +157,28 @@ class BaseRequest(_Fields):
             raise ValueError("it needs stream: true; give it too, or leave both out")
         return options
 
+    @field_validator("response_format", "structured_outputs")
+    @classmethod
+    def _check_end(cls, held: Any, others: Any) -> Any:
+        for name in ("ignore_eos", "min_tokens"):
+            if others.data.get(name):
+                raise ValueError(f"the form says where an answer ends; leave {name} out")
+        return held
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _check_form(cls, held: Any, others: Any) -> Any:
+        if others.data.get("response_format"):
+            raise ValueError("response_format means the same; give one of them")
+        return held
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _check_whole(cls, top: int, others: Any) -> int:
+        if others.data.get("stream"):
+            raise ValueError("a stream does not tell them; leave stream out, or prompt_logprobs")
+        return top
+
     @field_validator("speculative_metrics")
     @classmethod
     def _check_place(cls, asked: bool, others: Any) -> bool:
@@ -233,9 +191,22 @@ class BaseRequest(_Fields):
         return asked
 
     @property
+    def form(self) -> tuple[str, Grammar] | None:
+        """What the answer is held to, after the field that says so; None for nothing."""
+        for name in ("response_format", "structured_outputs"):
+            if (held := getattr(self, name)) is not None:
+                return name, held.grammar
+        return None
+
+    @property
     def top(self) -> int | None:
         """Number of the likeliest tokens to report; None for no log-probabilities at all."""
         return None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return []
 
 
 class ChatRequest(BaseRequest):
@@ -248,6 +219,10 @@ class ChatRequest(BaseRequest):
       top_logprobs: number of likeliest other tokens whose log-probabilities are told too.
       chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": false}`.
         Not OpenAI's.
+      tools: tools that the answer may call.
+      tool_choice: "auto" lets the target choose, "none" tells it of no tools, "required" and the
+        name of a tool make it call one.
+      parallel_tool_calls: whether an answer tells more than one call.
     """
 
     prompt_field = "messages"
@@ -263,6 +238,32 @@ class ChatRequest(BaseRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[Tool] = []
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+
+    @field_validator("tools")
+    @classmethod
+    def _check_names(cls, tools: list[Tool]) -> list[Tool]:
+        names = [tool.function.name for tool in tools]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two tools are called {twice[0]!r}; give each a name of its own")
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_choice(cls, choice: Any, others: Any) -> Any:
+        names = [tool.function.name for tool in others.data.get("tools", [])]
+        if choice == "required" and not names:
+            raise ValueError("it needs tools; give them too, or leave it out")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(
+                f"{choice.function.name!r:.80} is not among the tools; give one that is"
+            )
+        for name in ("response_format", "structured_outputs", "ignore_eos", "min_tokens"):
+            if choice not in ("auto", "none") and others.data.get(name):
+                raise ValueError(f"the answer is held to a call; leave {name} out")
+        return choice
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -277,6 +278,22 @@ class ChatRequest(BaseRequest):
         if top and not others.data.get("logprobs"):
             raise ValueError("it needs logprobs: true; give it too, or leave both out")
         return top
+
+    @property
+    def offered(self) -> list[Tool]:
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def required(self) -> list[Tool]:
+        """The tools one of which the answer must call; none where it need not."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return [tool for tool in self.tools if tool.function.name == choice.function.name]
+        return self.tools if choice == "required" else []
+
+    @property
+    def form(self) -> tuple[str, Grammar] | None:
+        return ("tool_choice", call_grammar(self.required)) if self.required else super().form
 
     @model_validator(mode="after")
     def _take_later_name(self) -> "ChatRequest":
@@ -299,7 +316,11 @@ class CompletionRequest(BaseRequest):
     """
 
     prompt_field = "prompt"
-    off: ClassVar[Values] = _OFF | {"add_special_tokens": (True,)}
+    labels: ClassVar[frozenset[str]] = _LABELS | {"parallel_tool_calls"}
+    off: ClassVar[Values] = _OFF | {
+        "add_special_tokens": (True,),
+        "tool_choice": ("none", "auto"),
+    }
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16

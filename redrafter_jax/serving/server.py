@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
 import uvicorn
 
@@ -15,6 +16,7 @@ from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.openai_api import make_app
 from redrafter_jax.serving.service import ServedModel, Service
 from redrafter_jax.serving.worker import Worker
+from redrafter_jax.text.grammars import GrammarCompiler
 
 # Seconds for requests that are not whole when the server ends to become so, and after the last
 # answers are cut off, for their clients to read that.
@@ -43,6 +45,21 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def make_service(
+    engine: Engine,
+    model: ServedModel,
+    limits: ServeConfig,
+    on_failure: Callable[[], None] = lambda: None,
+) -> Service:
+    """The parts that answer requests; `on_failure` is called when the engine has failed."""
+    metrics = Metrics(engine)
+    worker = Worker(engine, on_failure=on_failure, on_wait=metrics.queue.observe)
+    form = model.format
+    spell = token_spellings(form.tokenizer, form.stop_tokens)
+    grammars = GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens)
+    return Service(worker, model, limits, spell, metrics, grammars, engine.longest_path - 1)
+
+
 class Server(uvicorn.Server):
     """All parts around an engine, which warms up when this runs; ends by letting answers end first.
 
@@ -68,19 +85,16 @@ class Server(uvicorn.Server):
         api_key: str | None = None,
         log_prompts: bool = False,
     ) -> None:
-        metrics = Metrics(engine)
         self.failed = False
-        self._worker = Worker(engine, on_failure=self._fail, on_wait=metrics.queue.observe)
         self._drain_seconds = limits.drain
-        spell = token_spellings(model.format.tokenizer, model.format.stop_tokens)
-        depth = engine.longest_path - 1
-        service = Service(self._worker, model, limits, spell, metrics, depth)
+        service = make_service(engine, model, limits, self._fail)
+        self._worker = service.worker
         self._guard = Guard(
             make_app(service, log_prompts=log_prompts),
             api_key=api_key,
             hosts=LOOPBACK if host in LOOPBACK else None,
             max_body=limits.max_body,
-            on_refusal=metrics.count_refusal,
+            on_refusal=service.metrics.count_refusal,
         )
         super().__init__(
             uvicorn.Config(

@@ -8,6 +8,8 @@ from redrafter_jax.serving.choices import Spelling
 from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.worker import Worker
 from redrafter_jax.text.chat_template import PromptFormat
+from redrafter_jax.text.grammars import GrammarCompiler
+from redrafter_jax.text.tool_styles import ToolFormat
 
 
 class ServedModel(NamedTuple):
@@ -18,12 +20,14 @@ class ServedModel(NamedTuple):
       fingerprint: digest of all that decides a text besides the request.
       format: how conversations become tokens, and what ends an answer.
       context_length: tokens that a prompt and its answer may come to.
+      tools: how its answers call tools; None where that is not known.
     """
 
     name: str
     fingerprint: str
     format: PromptFormat
     context_length: int
+    tools: ToolFormat | None = None
 
 
 class Service(NamedTuple):
@@ -35,6 +39,7 @@ class Service(NamedTuple):
       limits: limits on requests.
       spell: the spelling of a token within a text.
       metrics: its counters.
+      grammars: what makes grammars over the model's tokens.
       draft_depth: drafted tokens that one target call may accept; 0 where nothing is drafted.
     """
 
@@ -43,4 +48,5 @@ class Service(NamedTuple):
     limits: ServeConfig
     spell: Callable[[int], Spelling]
     metrics: Metrics
+    grammars: GrammarCompiler
     draft_depth: int

@@ -90,6 +90,11 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
+    @property
+    def vocab_size(self) -> int:
+        """V of the target."""
+        return self._engine.vocab_size
+
     def start(self) -> None:
         """Begin with the engine's warm-up."""
         self._thread.start()

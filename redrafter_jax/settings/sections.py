@@ -60,7 +60,20 @@ class BuildableSettings(Settings):
         """
 
 
-SamplingSettings = Annotated[SamplingConfig, AfterValidator(SamplingConfig.refuse_idle_filters)]
+def _refuse_adjustments(sampling: SamplingConfig) -> SamplingConfig:
+    if sampling.adjusts:
+        raise ValueError(
+            "penalties, logit_bias and min_tokens are for generate, chat and serve; leave them out"
+        )
+    return sampling
+
+
+# Why texts part is judged by temperature and filters alone.
+SamplingSettings = Annotated[
+    SamplingConfig,
+    AfterValidator(SamplingConfig.refuse_idle_filters),
+    AfterValidator(_refuse_adjustments),
+]
 
 
 class MeshSettings(Settings):

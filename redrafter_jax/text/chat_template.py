@@ -13,6 +13,7 @@ from redrafter_jax.files.fields import read_text
 from redrafter_jax.files.locate import is_gguf
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.text.tokenizer import encode, special_tokens
+from redrafter_jax.text.tool_styles import style_of
 
 OWN, NONE = "tokenizer", "none"
 """The tokenizer's own template, and texts as they stand, where templates are chosen by name."""
@@ -44,6 +45,9 @@ class ChatTemplate(NamedTuple):
         written by the template when a later turn follows.
       reads: names of the arguments that it may read.
       thinks: whether it knows reasoning, between the marks of `THINKING`.
+      tools: whether it writes tools, calls of them and their results.
+      call_style: the name in `tool_styles.STYLES` of the way in which answers call them; None for
+        another one.
     """
 
     name: str
@@ -53,6 +57,8 @@ class ChatTemplate(NamedTuple):
     gap: str = ""
     reads: frozenset[str] = frozenset()
     thinks: bool = False
+    tools: bool = False
+    call_style: str | None = None
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments that it does not read."""
@@ -197,6 +203,8 @@ def template_of(
         end=loaded.eos_token,
         reads=frozenset(words - own),
         thinks=all(mark in jinja and mark not in unseen for mark in THINKING),
+        tools="tools" in words and "tool_calls" in jinja,
+        call_style=style_of(jinja),
     )
 
 
@@ -205,6 +213,7 @@ def encode_turns(
     tokenizer: Tokenizer,
     turns: Sequence[Turn],
     arguments: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """The tokens of a conversation and of the opening of the answer that is asked for.
 
@@ -213,13 +222,15 @@ def encode_turns(
       tokenizer: the target's.
       turns: turns of the conversation.
       arguments: arguments of the template, for these turns alone.
+      tools: tools that the answer may call, in the form of OpenAI's API.
 
     Raises:
       InputError: the template refuses the turns, or does not read an argument.
     """
     template.check_arguments(arguments or {})
+    given = {"tools": list(tools)} if tools else {}
     try:
-        text = template.render(list(turns), True, **(arguments or {}))
+        text = template.render(list(turns), True, **(arguments or {}), **given)
         text.encode()
     except Exception as error:  # a template is a program of its own
         raise InputError(
@@ -247,10 +258,13 @@ class PromptFormat(NamedTuple):
     stop_strings: list[str]
 
     def encode(
-        self, turns: Sequence[Turn], arguments: Mapping[str, Any] | None = None
+        self,
+        turns: Sequence[Turn],
+        arguments: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """The tokens of a conversation; arguments are of the template, for this one alone."""
-        return encode_turns(self.template, self.tokenizer, turns, arguments)
+        """The tokens of a conversation; see `encode_turns`."""
+        return encode_turns(self.template, self.tokenizer, turns, arguments, tools)
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of a conversation's first message, or of a prompt."""

@@ -1,5 +1,6 @@
 """Text into tokens, and tokens into text, while they come."""
 
+import json
 from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
@@ -30,6 +31,16 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """The spellings of the special tokens, by id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token: spelt.content for token, spelt in added.items() if spelt.special}
+
+
+def with_visible(tokenizer: Tokenizer, spellings: Sequence[str]) -> Tokenizer:
+    """The tokenizer, or a copy of it whose decoded texts hold these special tokens too."""
+    if not set(spellings) & set(special_tokens(tokenizer).values()):
+        return tokenizer
+    stated = json.loads(tokenizer.to_str())
+    for added in stated["added_tokens"]:
+        added["special"] = added["special"] and added["content"] not in spellings
+    return Tokenizer.from_str(json.dumps(stated))
 
 
 def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
@@ -77,15 +88,22 @@ class TextStream:
     when they were complete, and stay as they were; bytes that are no character at last become
     replacement characters on their own.
 
+    Stop strings begin after the text of the first `min_tokens` tokens.
+
     Attributes:
       stopped: whether a stop string has ended the text.
       follows_text: whether the prompt spells any text.
     """
 
     def __init__(
-        self, detokenize: Detokenize, prompt: Sequence[int], stop_strings: Sequence[str] = ()
+        self,
+        detokenize: Detokenize,
+        prompt: Sequence[int],
+        stop_strings: Sequence[str] = (),
+        min_tokens: int = 0,
     ) -> None:
         self.stopped = False
+        self._waits = min_tokens  # tokens in whose text no stop string is looked for
         self._detokenize = detokenize
         self._stop_strings = stop_strings
         self._pending = ""  # text that may begin a stop string
@@ -104,6 +122,7 @@ class TextStream:
     def push(self, token: int) -> str:
         """The text that this token releases, maybe none."""
         self._tokens.append(token)
+        self._waits -= 1
         return self._release(self._advance())
 
     def finish(self) -> str:
@@ -157,6 +176,8 @@ class TextStream:
         self._base_count, self._base, self._shown = len(self._tokens), text, text
 
     def _release(self, piece: str) -> str:
+        if self._waits >= 0:
+            return piece
         text = self._pending + piece
         found = [(text.index(stop), stop) for stop in self._stop_strings if stop in text]
         if found:

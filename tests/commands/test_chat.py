@@ -77,6 +77,20 @@ def test_every_turn_in_a_pipe_is_the_text_of_the_whole_conversation(
     assert int(told[0].split()[0]) == len(first) + 1
 
 
+def test_shown_is_who_proposed_each_token_and_the_text_stays(
+    talk: Any, habitual_target: Target
+) -> None:
+    code, answers, told = talk("abc\n", "--show", "--color", "always")
+    assert code == 0
+    shown = "\n".join(answers)
+    assert re.sub(r"\x1b\[\d+m", "", shown) == plain_answer(habitual_target, "abc")
+    assert set(re.findall(r"\x1b\[(\d+)m", shown)) == {"36", "0"}
+    assert told[0].startswith("Colours tell who proposed a token: the target, ")
+    code, _, told = talk("abc\n", "--show")
+    assert (code, len(told)) == (2, 1)
+    assert "give --color always, or leave --show out." in told[0]
+
+
 def test_how_an_answer_was_decoded_is_told_where_it_was_slow(
     talk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

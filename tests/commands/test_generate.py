@@ -67,6 +67,23 @@ def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stan
     )
 
 
+@pytest.mark.long
+def test_penalties_and_biases_are_options(
+    run_redrafter: Any, folders: PairFolders, habitual_target: Target
+) -> None:
+    options = [
+        "--presence-penalty",
+        "1.5",
+        "--repetition-penalty",
+        "1.2",
+        "--logit-bias",
+        "{3: 4.0}",
+    ]
+    sampling = SamplingConfig(presence_penalty=1.5, repetition_penalty=1.2, logit_bias={3: 4.0})
+    code, out, err = run_redrafter(*arguments_of(folders, *options, "--ignore-eos"))
+    assert (code, out) == (0, plain_text(habitual_target, sampling=sampling) + "\n"), err
+
+
 @pytest.mark.parametrize(
     "drafter",
     [
@@ -109,6 +126,16 @@ def test_what_is_no_part_of_the_target_is_one_sentence(
     assert all(word in err for word in words), err
 
 
+def test_a_terminal_is_told_one_short_line(
+    run_redrafter: Any, folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, told = run_redrafter(*arguments_of(folders))
+    _, counts = told.split("Compiling ...\n")  # before it a bar tells of the weights
+    short = rf"{NEW_TOKENS} tokens(, [\d.]+ tokens/s)?(, [\d.]+ times the baseline's speed)?\n"
+    assert re.fullmatch(short, counts)
+
+
 @pytest.mark.long
 def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     run_redrafter: Any,
@@ -121,7 +148,7 @@ def test_sampled_text_is_the_seeds_whatever_the_tree_and_the_devices(
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, top_k=20, min_p=0.01)
     expected = plain_text(habitual_target, seed=5, sampling=sampling)
     tree = ["--beam-width", "3", "--num-nodes", "6", "--sharpness", "2", "--lookup-tokens", "4"]
-    arguments = arguments_of(folders, *choice, "--seed", "5", *tree, "--mesh-model", "2")
+    arguments = arguments_of(folders, *choice, "--seed", "5", *tree, "--mesh-model", "2", "-v")
     code, out, err = run_redrafter(*arguments)
     assert (code, out) == (0, expected + "\n")
     # A terminal is told that it compiles; the counts, which tokens are of which drafter.
@@ -182,6 +209,12 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
             ["--top-k", "5", "--min-p", "0"],
             "whatever --top-k and --min-p would keep; give a --te",
         ),
+        (["--presence-penalty", "3"], "--presence-penalty is 3.0; it must be -2 or more and at"),
+        (["--logit-bias", "[3]"], "is given; it must be a mapping such as {42: -100}"),
+        (["--logit-bias", "{24: 3.0}"], "logit_bias holds token 24, outside the vocabulary of 24"),
+        (["--min-tokens", "101"], "min_tokens is 101, but the limit on new tokens is 100; give"),
+        (["--json-schema", "nowhere.json"], "--json-schema nowhere.json: [Errno 2] No such file"),
+        (["--regex", "a", "--ignore-eos"], "--ignore-eos: not allowed with argument --regex"),
         (["--stop", ""], "argument --stop: the text is empty; leave it out"),
         (["--max-new-tokens", "9999"], "512 positions; ask for 505 new ones at most, or shorten"),
         (["--beam-width", "25"], "more than the 24 tokens that the drafter can draft"),

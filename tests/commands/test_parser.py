@@ -35,7 +35,11 @@ def test_template_arguments_are_read_as_settings_are() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("", "no command is given; known commands: generate, chat, serve, fit, fetch, convert.\n"),
+        (
+            "",
+            "no command is given; known commands: generate, chat, serve, fit, fetch, "
+            "convert, push.\n",
+        ),
         ("gnerate", "'gnerate' is no command; did you mean 'generate'?"),
         ("--verson", "unrecognized argument: --verson; did you mean --version?\n"),
         ("-verson", "unrecognized argument: -verson; did you mean --version?\n"),

@@ -12,7 +12,7 @@ from tiny_models import random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.commands.parser import read_arguments
-from redrafter_jax.commands.serve import fingerprint
+from redrafter_jax.commands.served import fingerprint, load_served
 from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.files.convert import convert
 
@@ -52,6 +52,9 @@ def test_the_example_for_kubernetes_is_read_and_its_command_is_taken() -> None:
     [
         ("--drain", "soon", "invalid float value: 'soon'"),
         ("--deadline", "0", "--deadline is 0.0; it must be greater than 0."),
+        ("--replicas", "0", "--replicas is 0; it must be greater than 0."),
+        ("--replica-gpus", "-1", "--replica-gpus is -1.0; it must be 0 or more."),
+        ("--tool-parser", "xml", "invalid choice: 'xml'"),
     ],
 )
 def test_a_value_that_is_none_is_told(
@@ -59,6 +62,24 @@ def test_a_value_that_is_none_is_told(
 ) -> None:
     code, _, err = run_redrafter(*WORDS, option, value)
     assert (code, problem in err) == (2, True)
+
+
+def test_fewer_replicas_at_most_than_at_first_are_refused(run_redrafter: Any) -> None:
+    code, _, err = run_redrafter(*WORDS, "--replicas", "3", "--max-replicas", "2")
+    assert (code, "--max-replicas is 2, fewer than the 3 replicas; give more." in err) == (2, True)
+
+
+def test_the_address_of_replicas_needs_a_port(run_redrafter: Any) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    code, _, err = run_redrafter(*WORDS, "--replicas", "2", "--port", "0")
+    assert (code, "--port is 0, but the endpoint of replicas needs a number" in err) == (2, True)
+
+
+def test_a_parser_of_calls_without_a_template_that_writes_tools_is_refused() -> None:
+    words = ["serve", "--target", str(ROOT / "configs" / "demo_target"), "--no-drafter"]
+    arguments = read_arguments([*words, "--tool-parser", "hermes"])
+    with pytest.raises(InputError, match="of none writes no tools; leave it out"):
+        load_served(arguments)
 
 
 def test_an_address_in_use_is_told_before_the_target_is_looked_for(run_redrafter: Any) -> None:
@@ -72,12 +93,23 @@ def test_an_address_in_use_is_told_before_the_target_is_looked_for(run_redrafter
 def test_a_package_that_is_missing_is_named(
     run_redrafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It alone is imported anew: other modules would be two from then on.
-    monkeypatch.delitem(sys.modules, "redrafter_jax.serving.server", raising=False)
+    # They alone are imported anew: other modules would be two from then on.
+    for name in ("commands.serve_alone", "commands.served", "serving.server"):
+        monkeypatch.delitem(sys.modules, f"redrafter_jax.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, err = run_redrafter(*WORDS)
     assert code == 2
     assert "redrafter serve needs the package uvicorn, which is not installed" in err
+
+
+def test_a_missing_ray_is_named_with_its_extra(
+    run_redrafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "redrafter_jax.commands.serve_replicas", raising=False)
+    monkeypatch.delitem(sys.modules, "redrafter_jax.serving.replicas.deployment", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = run_redrafter(*WORDS, "--replicas", "2")
+    assert (code, "pip install '.[serve,ray]' installs all it needs" in err) == (2, True)
 
 
 def test_the_fingerprint_of_a_quantized_target_tells_its_formats(tmp_path: Any) -> None:

@@ -13,6 +13,7 @@ from redrafter_jax.commands.speed import (
     baseline_seconds,
     describe_acceptance,
     describe_cost,
+    describe_shortly,
     update_seconds,
 )
 from redrafter_jax.drafters.base import RootOnly
@@ -61,6 +62,15 @@ def test_what_lookup_or_any_drafter_gains_is_not_the_heads() -> None:
     assert describe_cost(result_of(1.0, recurrent=0), 0.9).endswith(
         "speed-up 1.11; nothing that was drafted was accepted"
     )
+
+
+def test_people_are_told_tokens_pace_and_speed_up() -> None:
+    result = result_of(3.0, recurrent=9)
+    count = len(result.tokens[0])
+    assert describe_shortly(result, 31.26, 2.0) == (
+        f"{count} tokens, 31.3 tokens/s, 1.50 times the baseline's speed"
+    )
+    assert describe_shortly(result, None, None) == f"{count} tokens"
 
 
 def test_the_acceptance_length_of_several_drafters_has_a_part_of_each() -> None:

@@ -18,7 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import ROOT
 
+from redrafter_jax.commands import terminal
 from redrafter_jax.commands.terminal import Screen, When, ctrl_c_event
+from redrafter_jax.errors import InputError
+from redrafter_jax.types import LOOKUP
 
 
 class Terminal(io.StringIO):
@@ -26,9 +29,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def screen_on(out: io.StringIO, colour: When = "never") -> Screen:
+def screen_on(out: io.StringIO, colour: When = "never", *, by_origin: bool = False) -> Screen:
     with redirect_stdout(out):
-        return Screen(colour)
+        return Screen(colour, by_origin=by_origin)
 
 
 def test_pieces_are_coloured_by_what_their_call_gained() -> None:
@@ -38,6 +41,25 @@ def test_pieces_are_coloured_by_what_their_call_gained() -> None:
         screen.write(str(gained), gained)
     assert out.getvalue() == "1\x1b[36m2\x1b[0m\x1b[35m5\x1b[0m\x1b[35m9\x1b[0m"
     assert "\x1b[35m5 or more\x1b[0m" in screen.legend()
+
+
+def test_or_by_who_proposed_them() -> None:
+    out = io.StringIO()
+    screen = screen_on(out, "always", by_origin=True)
+    for origin in (None, "recurrent", "lookup", "self:int4"):
+        screen.write(str(origin), 9, origin)
+    drafted = "\x1b[36mrecurrent\x1b[0m\x1b[33mlookup\x1b[0m\x1b[36mself:int4\x1b[0m"
+    assert out.getvalue() == f"None{drafted}"
+    assert screen.legend() == (
+        "Colours tell who proposed a token: the target, \x1b[36mthe drafter\x1b[0m, "
+        "\x1b[33mprompt lookup\x1b[0m."
+    )
+    with pytest.raises(InputError, match=r"--show is in colours, .* give --color always"):
+        screen_on(io.StringIO(), "auto", by_origin=True)
+
+
+def test_the_name_of_prompt_lookup_is_that_of_its_tokens() -> None:
+    assert terminal.LOOKUP == LOOKUP
 
 
 @pytest.mark.parametrize(

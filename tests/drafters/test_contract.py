@@ -25,17 +25,19 @@ from redrafter_jax import (
     InputError,
     KeptCache,
     PromptLookup,
+    SamplingConfig,
     TreeConfig,
     generate,
     generate_autoregressive,
     make_mesh,
     stream,
 )
-from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, as_drafter
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.drafters.self_drafter import SelfDrafter
+from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
-from redrafter_jax.engine.messages import Event
+from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import slots_of
 from redrafter_jax.models.target import Target
@@ -129,6 +131,53 @@ def test_texts_are_the_targets_own(
     for row, steps in enumerate(result.steps):
         assert 0 <= len(expected[row]) - 1 - steps - accepted[row] + 1 <= 1
     assert sum(accepted) > 0, "some drafts came true"
+
+
+@pytest.mark.long
+def test_texts_with_penalties_are_the_targets_own(
+    habitual_target: Target, drafter: Any, tree: TreeConfig
+) -> None:
+    """In batches, in an engine whose requests come and go, and in streams."""
+    chance = np.random.default_rng(5)
+    prompts = [chance.integers(V, size=chance.integers(1, 40)).tolist() for _ in range(120)]
+    samplings = [
+        SamplingConfig(
+            temperature=float(row % 2),
+            presence_penalty=float(chance.choice([0, 0.8, -0.5])),
+            frequency_penalty=float(chance.choice([0, 0.4])),
+            repetition_penalty=float(chance.choice([1, 1.3, 0.9])),
+            logit_bias={3: 2.0, int(chance.integers(V)): -100.0} if row % 3 == 0 else None,
+            min_tokens=int(chance.integers(8)),
+        )
+        for row in range(120)
+    ]
+    limits = chance.integers(8, 40, size=120).tolist()
+    asked: dict[str, Any] = {"sampling": samplings, "max_new_tokens": limits}
+    asked |= {"eos_token_ids": [2, 7]}
+    expected = generate_autoregressive(habitual_target, prompts, **asked).tokens
+    result = generate(habitual_target, drafter, prompts, tree=tree, **asked)
+    assert result.tokens == expected
+    assert result.acceptance_length > 1
+    *_, last = stream(habitual_target, drafter, prompts, tree=tree, steps_per_yield=4, **asked)
+    assert last.generation.tokens == expected
+    engine = Engine(
+        habitual_target,
+        drafter,
+        tree=tree,
+        slots=6,
+        context_length=ROOM,
+        cache_memory=page_bytes(habitual_target, as_drafter(drafter)) * 8,
+        stop_tokens=[2, 7],
+        steps_per_call=3,
+        prefill_chunk=16,
+    )
+    told: dict[int, Event] = {}
+    for row, prompt in enumerate(prompts):
+        engine.submit(Request(prompt, limits[row], row, samplings[row]))
+        gather(told, engine.advance())
+    while engine.busy:
+        gather(told, engine.advance())
+    assert [told[row].tokens for row in range(120)] == expected
 
 
 def test_a_beginning_that_is_kept_serves_the_drafter_too(

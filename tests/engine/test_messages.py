@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from redrafter_jax.engine.device import Gains
+from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.messages import Counters, Draft, Token, new_drafts, new_tokens
 
 # Two places of a batch and three calls of up to three tokens each. At place 0 the first call

@@ -53,6 +53,24 @@ def test_requests_get_slots_in_the_order_in_which_they_came(target: Target) -> N
     assert numbers_of(scheduler) == [0, 3, 2]
 
 
+def test_requests_of_a_lower_priority_come_first_and_give_up_their_slot_last(
+    target: Target,
+) -> None:
+    # Each prompt fills its page, so that the next token of any needs another one.
+    scheduler = scheduler_of(slots=2, pages=3, width=2)
+    for number, priority in enumerate([0, 1, -1, 1, 0]):
+        row = row_of(target, PAGE, number, token=1 + number)
+        row.request = row.request._replace(priority=priority)
+        scheduler.wait(row)
+    assert [row.number for row in scheduler.queue] == [2, 0, 4, 1, 3]
+    for _ in range(2):
+        read_whole(scheduler, scheduler.admit(0))
+    assert numbers_of(scheduler) == [2, 0]
+    scheduler.grow(2)
+    assert numbers_of(scheduler) == [2, None]
+    assert [row.number for row in scheduler.queue] == [0, 4, 1, 3]
+
+
 def test_a_prompt_that_is_not_read_whole_is_read_on_before_others(target: Target) -> None:
     scheduler = scheduler_of()
     rows = wait(scheduler, target, 10, 20)

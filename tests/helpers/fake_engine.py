@@ -48,6 +48,10 @@ class FakeEngine(Engine):
         self.told = 0
 
     @property
+    def vocab_size(self) -> int:
+        return 50257
+
+    @property
     def pages(self) -> int:
         return 8
 

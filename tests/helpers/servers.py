@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,19 @@ from tokenizers import Tokenizer
 from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.serving.server import LOOPBACK, Server, listen
 from redrafter_jax.serving.service import ServedModel
-from redrafter_jax.text.chat_template import ChatTemplate, PromptFormat
+from redrafter_jax.text.chat_template import ChatTemplate, PromptFormat, Turn
+from redrafter_jax.text.tool_styles import tool_format
 
-# Every turn is a line.
-LINES = ChatTemplate("lines", lambda turns, _: "".join(f"{t['content']}\n" for t in turns), False)
+
+def write_lines(turns: Sequence[Turn], _: bool, tools: Sequence[Any] = ()) -> str:
+    """Every turn is a line, and before them every tool."""
+    names = [tool["function"]["name"] for tool in tools]
+    return "".join(f"{line}\n" for line in [*names, *(turn["content"] for turn in turns)])
+
+
+LINES = ChatTemplate("lines", write_lines, False)
+# With calls of tools as Hermes writes them.
+TOOL_LINES = LINES._replace(tools=True, call_style="hermes")
 LIMITS = ServeConfig(slots=4, queue_limit=4, max_body=10_000, drain=5.0)
 # For answers that end when their clients leave.
 ROOMY = replace(LIMITS, context_length=100_000)
@@ -43,6 +52,7 @@ def serving(
     tokenizer: Tokenizer | None = None,
     template: ChatTemplate = LINES,
     limits: ServeConfig = LIMITS,
+    stop_tokens: tuple[int, ...] = (),
     listening: Callable[[str], object] = lambda base: None,
     **options: Any,
 ) -> Generator[str]:
@@ -51,8 +61,10 @@ def serving(
     The tokenizer has a token for each byte if none is given. `listening` is called with the address
     while the engine is not warmed up yet.
     """
-    form = PromptFormat(tokenizer or byte_tokenizer(), template, [], (), [])
-    model = ServedModel("tiny", "fp_tiny", form, limits.context_length or 120)
+    form = PromptFormat(tokenizer or byte_tokenizer(), template, [], stop_tokens, [])
+    style = template.call_style
+    tools = None if style is None else tool_format(style, form.tokenizer)
+    model = ServedModel("tiny", "fp_tiny", form, limits.context_length or 120, tools)
     server = Server(engine, model, limits, **options)
     bound = listen(LOOPBACK[0], 0)
     # Connections hold little of what a client does not read.

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from fake_engine import FakeEngine
-from servers import serving
+from servers import TOOL_LINES, serving
 
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[str]:
-    with serving(FakeEngine()) as base:
+    with serving(FakeEngine(), template=TOOL_LINES) as base:
         yield base

@@ -27,6 +27,8 @@ from redrafter_jax.text.chat_template import ChatTemplate, Turn
 
 TURNS = [{"role": "user", "content": "abc"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
+ARGUMENTS = {"name": "f", "arguments": "[]"}  # which are no object
+CALL = {"id": "a", "type": "function", "function": ARGUMENTS | {"arguments": "{}"}}
 # With a value that each route takes.
 BOTH_TAKE: dict[str, Any] = {
     "model": "tiny",
@@ -38,38 +40,38 @@ BOTH_TAKE: dict[str, Any] = {
     "stream_options": {},
     "temperature": 0.5,
     "top_p": 0.9,
+    "frequency_penalty": 0.1,
+    "presence_penalty": -2,
+    "logit_bias": {"50256": -100},
 }
 TAKEN: dict[str, dict[str, Any]] = {
     "chat/completions": BOTH_TAKE
-    | {"messages": TURNS, "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 0},
+    | {
+        "messages": TURNS,
+        "max_completion_tokens": 4,
+        "logprobs": True,
+        "top_logprobs": 0,
+        "response_format": {"type": "text"},
+    }
+    | {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},
     "completions": BOTH_TAKE | {"prompt": "abc", "echo": True, "logprobs": 1},
 }
 # The values that ask for nothing, and one that does ask.
-PENALTIES: dict[str, tuple[list[Any], Any]] = {
-    "frequency_penalty": ([0, 0.0], 0.1),
-    "presence_penalty": ([0, 0.0], -2),
-    "logit_bias": ([{}], {"50256": -100}),
-}
 OFF: dict[str, dict[str, tuple[list[Any], Any]]] = {
-    "chat/completions": PENALTIES
-    | {
+    "chat/completions": {
         "function_call": (["none", "auto"], {"name": "f"}),
         "functions": ([[]], [{"name": "f"}]),
         "modalities": ([["text"]], ["text", "audio"]),
-        "response_format": ([{"type": "text"}], {"type": "json_object"}),
         "service_tier": (["auto", "default"], "priority"),
         "store": ([False], True),
-        "tool_choice": (["none", "auto"], "required"),
-        "tools": ([[]], [TOOL]),
         "verbosity": (["medium"], "low"),
     },
-    "completions": PENALTIES | {"best_of": ([1], 2), "suffix": ([""], "the end")},
+    "completions": {"best_of": ([1], 2), "suffix": ([""], "the end")},
 }
 # Whatever their value.
 LABELS: dict[str, dict[str, Any]] = {
     "chat/completions": {
         "metadata": {"session": "7"},
-        "parallel_tool_calls": False,
         "prompt_cache_key": "a",
         "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
         "prompt_cache_retention": "24h",
@@ -185,7 +187,19 @@ def test_marks_within_messages_change_nothing(base: str, turn: dict[str, Any]) -
         ({"audio": {"id": "a"}}, "audio"),
         ({"function_call": {"name": "f", "arguments": ""}}, "function_call"),
         ({"refusal": "no"}, "refusal"),
-        ({"tool_calls": [{"id": "a", "type": "function"}]}, "tool_calls"),
+        ({"tool_calls": [CALL]}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [CALL | {"id": None}]}, "tool_calls.0.id"),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": ARGUMENTS | {"name": None}}]},
+            "tool_calls.0.function.name",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": ARGUMENTS}]},
+            "tool_calls.0.function.arguments",
+        ),
+        ({"role": "tool"}, "tool_call_id"),
+        ({"tool_call_id": "a"}, "tool_call_id"),
+        ({"content": None}, "content"),
         ({"name": 7}, "name"),
         ({"content": [{"type": "text", "text": "a", "citations": [1]}]}, "content"),
     ],
@@ -210,6 +224,9 @@ def test_what_other_servers_name_is_ignored_where_it_is_off(base: str, route: st
         "use_beam_search": False,
         "top_k": 0,
         "min_p": 0.0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
         "repetition_penalty": 1.0,
         "length_penalty": 1.0,
         "stop_token_ids": [],
@@ -226,7 +243,8 @@ def test_what_other_servers_name_is_ignored_where_it_is_off(base: str, route: st
     null: dict[str, Any] = {"stop": None, "stream_options": None, "user": None}
     for asked in (off, {"top_k": -1}, {"stream_options": {"include_usage": False}}, null):
         assert ask(base, route, **asked)[1].get("choices") == plain
-    for field, value in {"ignore_eos": True, "min_tokens": 3, "cache_salt": "a"}.items():
+    asked = {"bad_words": ["a"], "length_penalty": 2, "use_beam_search": True, "cache_salt": "a"}
+    for field, value in asked.items():
         assert ask(base, route, **{field: value})[1]["error"]["param"] == field
     other = ask(base, route, add_special_tokens=route != "completions")
     assert other[1]["error"]["param"] == "add_special_tokens"

@@ -80,7 +80,7 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
     [
         ({"temperature": -1}, "temperature", "-1.0; it must be 0 or more"),
         ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"presence_penalty": 1}, "presence_penalty", "is not supported"),
+        ({"suffix": "x"}, "suffix", "is not supported"),
         ({"extra_body": {"tempo": 1}}, "tempo", "is not supported; leave"),
         ({"max_tokens": 500}, "max_tokens", "500 new .* have room for 120"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
@@ -94,7 +94,7 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"prompt": ""}, "prompt", "empty; it needs at least one token"),
         ({"prompt": "a" * 120}, "prompt", "120 tokens and 16 new ones"),
         (IMAGE, "messages.0.content", "only parts .* are supported, not 'image_url'"),
-        ({"messages": [{"role": "tool"}]}, "messages.0.role", "'system', 'developer', 'user' or"),
+        ({"messages": [{"role": "critic"}]}, "messages.0.role", "'system', 'developer', 'user', "),
         (CHAT | {"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         (CHAT | {"logprobs": True, "top_logprobs": 6}, "top_logprobs", "tells 5 at most"),
         (CHAT | {"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens", "the same"),

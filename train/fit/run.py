@@ -22,6 +22,7 @@ from redrafter_jax.config import Dtype, TargetConfig
 from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.settings.files import load_settings
 
+from ..card import write_card
 from ..config import TrainSettings
 from ..data.report import print_line
 from ..features import features
@@ -254,6 +255,8 @@ class _Fit:
         call_program("eval", "commands:evaluate", words)
         # Once: a table of a later `eval tune` is its own.
         obey_report(self._folder)
+        settings = load_settings(TrainSettings, self._folder / "train.yaml")
+        write_card(settings, self._folder / "report" / "compare.json")
 
     @property
     def _drafter(self) -> Path:

@@ -1,0 +1,314 @@
+"""`python -m eval mirror`: how often a tree is ready, and what a step would take by its parts."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from rich.table import Table
+
+from redrafter_jax.acceptance import acceptance_length
+from redrafter_jax.command_line import make_folder
+from redrafter_jax.config import Dtype, MirrorConfig, SamplingConfig, TreeConfig
+from redrafter_jax.drafters.base import as_drafter
+from redrafter_jax.drafters.model_drafter import ModelDrafter
+from redrafter_jax.engine.requests import Batch
+from redrafter_jax.errors import InputError
+from redrafter_jax.files.drafter_files import load_drafter
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.progress import track
+from redrafter_jax.settings.sections import SamplingSettings
+from redrafter_jax.types import KVCache, TokenTree, View
+
+from .benchmark import Method, Run, decode_batch, drafting, make_batches
+from .config import PairSettings, RowSettings
+from .questions import find_target, read_questions
+from .report import describe_sampling, make_table, number, show, write_report
+
+DEFINITIONS = {
+    "plain": "the same drafter and tree, drafted after each target call",
+    "fallback_rate": "by k: share of a row's steps, its last one left out, for which no tree would "
+    "have been ready. Decoded is with the largest k; the guesses of a smaller one are the first of "
+    "its own, after every node",
+    "waits_per_step": "drafter calls for which the target waited, over target calls; a batch waits "
+    "where one of its rows has no tree",
+    "acceptance_length": "with the largest k. A drafter that reads tokens alone accepts as much in "
+    "plain decoding; others read what the target has guessed from until it has decided",
+    "equal": "whether the tokens are those of plain decoding with the drafter",
+    "milliseconds": "medians over steps of each program, with the host waiting for it: now, a tree "
+    "that the target waits for; begin, the first layers and the guess; complete, the others and "
+    "what they decide; ahead, the trees drafted ahead; pick, the one that fits; read, what the "
+    "drafter reads of the path; transfers, all three of a step together",
+    "law": "begin + max(complete, ahead) + transfers + pick + waits_per_step x now + what read "
+    "takes beyond begin",
+    "step": "measured: decoding seconds over target calls, nothing waited for, median of repeats",
+    "overlapped": "whether the drafter has devices of its own; without, the sum of all parts is "
+    "what a step takes, and the law what it would",
+    "predicted_speedup": "of the law over plain, for drafters of other costs that guess as well: "
+    "drafting takes c target calls, as long ahead as after, and a target call what the plain step "
+    "takes beyond now",
+}
+_COSTS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+class MirrorSettings(RowSettings, PairSettings):
+    """`python -m eval mirror`: a drafter, and after which layers the target guesses how often.
+
+    Attributes:
+      tree: how trees are drafted.
+      dtype: of both models' parameters.
+      sampling: how tokens are chosen.
+      layers: l, each in turn; None for a quarter, half and three quarters of the target's.
+      candidates: k, of which the largest is decoded with.
+      drafter_devices: of the drafter's own; 0 shares the target's.
+      batch_size: prompts decoded together.
+      repeats: timed runs of the whole step and of its parts, in turns; 0 times nothing.
+      wait_milliseconds: which the drafter waits in addition, each time that it drafts: a drafter of
+        that cost, which takes no processor from the target.
+    """
+
+    tree: TreeConfig
+    dtype: Dtype = "float32"
+    sampling: SamplingSettings = SamplingConfig()
+    layers: list[PositiveInt] | None = Field(default=None, min_length=1)
+    candidates: list[PositiveInt] = Field(default=[1, 2, 4, 8], min_length=1)
+    drafter_devices: NonNegativeInt = 0
+    batch_size: PositiveInt = 1
+    repeats: NonNegativeInt = 0
+    wait_milliseconds: NonNegativeFloat = 0.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Waiting(ModelDrafter):
+    """A model that waits before it drafts."""
+
+    seconds: float = field(default=0.0, metadata={"static": True})
+
+    def propose(
+        self,
+        target: Decoder,
+        own: Any,
+        cache: KVCache,
+        view: View,
+        noise: Float[Array, "B P V"],
+        tree: TreeConfig,
+    ) -> TokenTree:
+        def wait(root: Any) -> np.ndarray:
+            del root
+            time.sleep(self.seconds)
+            return np.zeros((), np.int32)
+
+        zero = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.int32), view.root[0])
+        view = view._replace(root=view.root + zero)
+        return super().propose(target, own, cache, view, noise, tree)
+
+
+class Stopwatch:
+    """What a step's programs take, for `Mirror.watch`: the host waits for each.
+
+    Attributes:
+      seconds: of each run of a program, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self._last = time.perf_counter()
+
+    def __call__(self, name: str, result: Any) -> Any:
+        jax.block_until_ready(result)
+        now = time.perf_counter()
+        self.seconds[name].append(now - self._last)
+        self._last = now
+        return result
+
+    def milliseconds(self) -> dict[str, float]:
+        """Medians; of what crosses, which is three things in a step, three of them."""
+        found = {name: 1000 * median(seconds) for name, seconds in self.seconds.items()}
+        return found | {"transfers": 3 * found["transfers"]}
+
+
+class Ranks:
+    """Which guess came true, for `Mirror.watch`.
+
+    Attributes:
+      found: of every outcome, its place among the guesses after its node that are no children;
+        infinity where it was not guessed.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self._tree: Any = None
+        self._tokens: Any = None
+
+    def __call__(self, name: str, result: Any) -> Any:
+        if name == "transfers" and isinstance(result, TokenTree):
+            self._tree = jax.device_get(result)
+        elif name == "begin":
+            self._tokens = jax.device_get(result[1].tokens)
+        elif name == "complete":
+            end = jax.device_get(result[2])
+            for row in np.flatnonzero(~end.ended).tolist():
+                node, count = int(end.last[row]), end.decided.count[row]
+                token = int(end.decided.following[row, count - 1])
+                self.found.append(self._rank(row, node, token))
+        return result
+
+    def _rank(self, row: int, node: int, token: int) -> float:
+        below = self._tree.parents[row] == node
+        below[0] = False
+        children = set(self._tree.tokens[row][below].tolist())
+        others = [one for one in self._tokens[row, node].tolist() if one not in children]
+        return float(others.index(token)) if token in others else np.inf
+
+
+def measure_mirror(settings: MirrorSettings) -> None:
+    """Decode with every layer and number of candidates, and report.
+
+    Raises:
+      InputError: a setting, a file or a prompt cannot be used.
+    """
+    found = find_target(settings)
+    questions = read_questions(found, settings, settings.batch_size)
+    make_folder(settings.report_dir, "report_dir")
+    target = found.files.load(settings.dtype, found.mesh)
+    head = load_drafter(settings.drafter, settings.dtype, found.mesh, target=target)
+    drafter = as_drafter(head).apart()
+    if settings.wait_milliseconds:
+        if not isinstance(drafter, ModelDrafter):
+            raise InputError(
+                f"wait_milliseconds is {settings.wait_milliseconds:g}, and the drafter is a head; "
+                "give a model, such as drafter=self:layers=2."
+            )
+        drafter = Waiting(drafter.model, seconds=settings.wait_milliseconds / 1000)
+    plain = drafting(target, drafter, settings.tree)
+    asked = questions.encode_turns(target, settings.sampling)
+    batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
+    expected = [decode_batch(plain, batch) for batch in batches]
+    N = target.config.num_hidden_layers
+    layers = settings.layers or sorted({max(1, N * part // 4) for part in (1, 2, 3)})
+    most, rows, report = max(settings.candidates), [], {}
+    path = settings.report_dir / "mirror.json"
+    for layer in track(layers, len(layers), "measure"):
+        mirror = MirrorConfig(layer, most, settings.tree.budget * most, settings.drafter_devices)
+        method, ranks = plain._replace(mirror=mirror), Ranks()
+        runs = [decode_batch(method, batch, ranks) for batch in batches]
+        row = {"layer": layer} | _count(runs, expected, ranks, settings.candidates)
+        if settings.repeats:
+            row |= _time(method, batches, settings.repeats, row, _acceptance(expected))
+        rows.append(row)
+        # After each, for whoever ends it early.
+        measures = {"rows": rows, "plain": {"acceptance_length": _acceptance(expected)}}
+        report = write_report(path, measures, settings, DEFINITIONS)
+    sampling = describe_sampling(settings.sampling)
+    title = f"{settings.target} with {settings.drafter}, {sampling}\n{report['device']}"
+    said = f"plain: acceptance length {_acceptance(expected):.3f}"
+    show(path, title, said, *_tables(rows))
+
+
+def _acceptance(runs: Sequence[Run]) -> float:
+    return acceptance_length(np.concatenate([run.accept_counts for run in runs]))
+
+
+def _count(
+    runs: Sequence[Run], expected: Sequence[Run], ranks: Ranks, candidates: Sequence[int]
+) -> dict[str, Any]:
+    """What does not depend on the machine."""
+    counts = [run.mirror for run in runs if run.mirror is not None]
+    found = np.asarray(ranks.found)
+    return {
+        "acceptance_length": _acceptance(runs),
+        "outcomes": len(found),
+        "fallback_rate": {str(k): float((found >= k).mean()) for k in candidates},
+        "prepared": sum(one.prepared for one in counts),
+        "waits_per_step": sum(one.now for one in counts) / max(sum(one.steps for one in counts), 1),
+        "equal": [run.tokens for run in runs] == [run.tokens for run in expected],
+    }
+
+
+def _time(
+    method: Method, batches: Sequence[Batch], repeats: int, row: dict[str, Any], plain_gain: float
+) -> dict[str, Any]:
+    """Parts and whole steps in turns, so that a slow moment of the machine hits both."""
+    plain, watch = method._replace(mirror=None), Stopwatch()
+    steps: dict[str, list[float]] = {"step": [], "plain_step": []}
+    for _ in range(repeats):
+        for batch in batches:
+            decode_batch(method, batch, watch)
+            for name, one in (("step", method), ("plain_step", plain)):
+                run = decode_batch(one, batch)
+                calls = max(run.steps)
+                steps[name].append(1000 * run.decode_seconds / calls)
+    parts = watch.milliseconds()
+    law = (
+        parts["begin"]
+        + max(parts["complete"], parts["ahead"])
+        + parts["transfers"]
+        + parts["pick"]
+        + row["waits_per_step"] * parts["now"]
+        + max(0.0, parts["read"] - parts["begin"])
+    )
+    timed = parts | {name: median(values) for name, values in steps.items()}
+    call = timed["plain_step"] - parts["now"]
+    predicted = {}
+    for cost in _COSTS:
+        step = parts["begin"] + max(parts["complete"], cost * call)
+        step += parts["pick"] + row["waits_per_step"] * cost * call
+        gain = row["acceptance_length"] / plain_gain
+        predicted[str(cost)] = gain * (1 + cost) * call / step
+    return {"milliseconds": timed, "law": law, "predicted_speedup": predicted}
+
+
+def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    yield make_table(
+        "share of steps without a ready tree, by k",
+        ["layer", *rows[0]["fallback_rate"], "acceptance", "waits / step", "equal"],
+        [
+            [
+                str(row["layer"]),
+                *(f"{rate:.3f}" for rate in row["fallback_rate"].values()),
+                f"{row['acceptance_length']:.3f}",
+                f"{row['waits_per_step']:.3f}",
+                "yes" if row["equal"] else "no",
+            ]
+            for row in rows
+        ],
+        text_columns=0,
+    )
+    timed = [row for row in rows if "law" in row]
+    if not timed:
+        return
+    parts = ("now", "begin", "complete", "ahead", "pick", "read", "transfers", "step", "plain_step")
+    yield make_table(
+        "milliseconds, medians",
+        ["layer", *parts, "law", "step / law"],
+        [
+            [
+                str(row["layer"]),
+                *(number(row["milliseconds"].get(part), ".1f") for part in parts),
+                f"{row['law']:.1f}",
+                f"{row['milliseconds']['step'] / row['law']:.2f}",
+            ]
+            for row in timed
+        ],
+        text_columns=0,
+    )
+    yield make_table(
+        "predicted speed-up over plain, for a drafter of so many target calls",
+        ["layer", *map(str, _COSTS)],
+        [
+            [
+                str(row["layer"]),
+                *(f"{value:.2f}" for value in row["predicted_speedup"].values()),
+            ]
+            for row in timed
+        ],
+        text_columns=0,
+    )

@@ -1,0 +1,92 @@
+"""The engine and the model that the options of `serve` ask for."""
+
+import argparse
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from redrafter_jax.commands.cache_memory import default_cache_memory, longest_text
+from redrafter_jax.commands.option_groups import config_of
+from redrafter_jax.commands.options import (
+    adaptive_of,
+    find_drafting,
+    load_models,
+    load_prompt_format,
+)
+from redrafter_jax.commands.terminal import log
+from redrafter_jax.config.serving import ServeConfig
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.trees import bind_models
+from redrafter_jax.errors import InputError
+from redrafter_jax.files.target_files import open_target
+from redrafter_jax.models.target import Target
+from redrafter_jax.serving.server import LOOPBACK
+from redrafter_jax.serving.service import ServedModel
+from redrafter_jax.text.chat_template import PromptFormat
+from redrafter_jax.text.tool_styles import ToolFormat, tool_format
+
+
+def warn_if_open(arguments: argparse.Namespace) -> None:
+    """Tell whoever starts a server that others may ask it without a key."""
+    if arguments.host not in LOOPBACK and arguments.api_key is None:
+        log(f"Anyone who can reach {arguments.host} may ask; --api-key asks for a key.")
+
+
+def load_served(arguments: argparse.Namespace) -> tuple[Engine, ServedModel]:
+    """The engine that the options ask for, and the model as its clients know it.
+
+    Raises:
+      InputError: an argument or a file cannot be used.
+    """
+    config = config_of(ServeConfig, arguments)
+    files = open_target(arguments.target)
+    found, tree = find_drafting(arguments, files)
+    prompt_format = load_prompt_format(arguments, files, ["Hello"])
+    tools = _tools_of(arguments, prompt_format)
+    target, drafter, tree = load_models(arguments, files, found, tree)
+    bound, _ = bind_models(target, drafter, tree)
+    memory = config.cache_memory or default_cache_memory(target, bound, config.slots)
+    length = config.context_length or longest_text(target, bound, memory)
+    engine = Engine(
+        target,
+        drafter,
+        tree=tree,
+        adaptive=adaptive_of(arguments),
+        slots=config.slots,
+        context_length=length,
+        cache_memory=memory,
+        queue_limit=config.queue_limit,
+        stop_tokens=prompt_format.stop_tokens,
+        steps_per_call=config.steps_per_call,
+        top_log_probs=config.max_logprobs,
+    )
+    given = Path(arguments.target)
+    name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
+    return engine, ServedModel(name, fingerprint(target), prompt_format, length, tools)
+
+
+def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> ToolFormat | None:
+    """How answers call tools: as --tool-parser says, or else the chat template."""
+    template = prompt_format.template
+    if arguments.tool_parser and not template.tools:
+        raise InputError(
+            f"--tool-parser {arguments.tool_parser} is given, but the chat template of "
+            f"{template.name} writes no tools; leave it out, or give one that does by "
+            "--chat-template."
+        )
+    style = arguments.tool_parser or template.call_style
+    if style is None or not template.tools:
+        return None
+    return tool_format(style, prompt_format.tokenizer)
+
+
+def fingerprint(target: Target) -> str:
+    """Digest of all that may change rounding, and so a text, besides the request."""
+    # Of a quantized target the norms alone have the activations' dtype.
+    arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
+    versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]
+    devices = target.mesh and target.mesh.shape, jax.devices()[0].device_kind
+    stated = repr((versions, target.config, arrays, devices)).encode()
+    return "fp_" + hashlib.sha256(stated).hexdigest()[:10]

@@ -1,0 +1,117 @@
+"""A decode step in two programs, between which the host looks at the trees.
+
+What a grammar allows after each node is known to the host alone. So where a row is held to one, a
+step of its batch proposes trees in one program and decides them in another; all other steps go on
+without the host, as `device.decode_rows` has them.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from redrafter_jax.adjustments import unpack_bits
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.config.drafting import longest_path
+from redrafter_jax.decoding.step import as_asked, decide_step, propose, step_noise
+from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.tree import chain_tree, merge_trees, pad_nodes
+from redrafter_jax.engine.device import put_rows_back, take_rows, with_controls
+from redrafter_jax.engine.gains import Gains, gains_of_step
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import per_shard
+from redrafter_jax.types import SOURCES, Controls, DecodeState, TokenTree
+
+
+@partial(jax.jit, static_argnames="tree")
+@per_shard
+def propose_rows(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    rows: Int[Array, " G"],
+    controls: Controls | None,
+    masks: Int[Array, "G words"],
+    forced: Int[Array, "G F"],
+    *,
+    tree: TreeConfig | None,
+) -> TokenTree:
+    """The trees of the next step of some rows.
+
+    Args:
+      target: the target model.
+      drafter: the drafter, which may see what may follow the roots.
+      state: of B rows, not donated.
+      rows: as in `decode_rows`.
+      controls: as in `decode_rows`.
+      masks: bits of the tokens that may follow each root.
+      forced: the tokens that must follow it, padded with -1. They are nodes of the tree too; F is
+        below P, and 0 where the root is alone.
+      tree: the shape of the trees; None is the root alone.
+    """
+    decoder, V = target.merge(), target.config.vocab_size
+    batch = with_controls(_batch_of(state, rows), controls, V)
+    allowed = unpack_bits(masks[:, None], V)
+    batch = batch._replace(sampling=batch.sampling._replace(allowed=allowed))
+    noise = step_noise(batch, longest_path(tree), V)
+    drafted = propose(decoder, drafter, as_asked(batch), noise, tree)
+    count = forced.shape[1]
+    if not count:
+        return drafted
+    chain = chain_tree(batch.root, forced, jnp.ones(len(rows), bool))
+    chain = pad_nodes(chain, chain.tokens >= 0)
+    merged = merge_trees(drafted, chain, count)
+    # Of a source of their own, which comes after the others.
+    added = jnp.arange(merged.tokens.shape[1]) >= drafted.tokens.shape[1]
+    origin = jnp.where(added & (merged.origin >= 0), len(SOURCES), merged.origin)
+    merged = merged._replace(origin=origin)
+    return pad_nodes(merged, batch.speculates[:, None] | (merged.depth == 0))
+
+
+@partial(jax.jit, donate_argnames="state", static_argnames=("tree", "top"))
+@per_shard
+def decide_rows(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    rows: Int[Array, " G"],
+    controls: Controls | None,
+    drafted: TokenTree,
+    masks: Int[Array, "G N words"],
+    *,
+    tree: TreeConfig | None,
+    top: int | None = None,
+) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
+    """The step that these trees were proposed for, as `decode_rows` with one step.
+
+    Args:
+      target: the target model.
+      drafter: the drafter.
+      state: of B rows, as it was when the trees were proposed, donated.
+      rows: as in `decode_rows`.
+      controls: as in `decode_rows`.
+      drafted: the trees.
+      masks: bits of the tokens that may be chosen at each node.
+      tree: the shape by which the trees were proposed.
+      top: as in `read_rows`.
+    """
+    decoder, V = target.merge(), target.config.vocab_size
+    before, idle = _batch_of(state, rows), rows >= len(state.done)
+    batch = with_controls(before, controls, V)
+    batch = batch._replace(
+        sampling=batch.sampling._replace(allowed=unpack_bits(masks, V)), done=before.done | idle
+    )
+    noise = step_noise(batch, longest_path(tree), V)
+    after, trace, verified = decide_step(
+        decoder, drafter, batch, as_asked(batch).cache, drafted, noise
+    )
+    gains = gains_of_step(~batch.done, trace, verified, V, top, sources=len(SOURCES) + 1)
+    done = after.done
+    after = after._replace(sampling=before.sampling, done=jnp.where(idle, before.done, done))
+    state = after if len(rows) == len(state.done) else put_rows_back(state, after, rows)
+    return state, (jax.tree.map(lambda leaf: leaf[:, None], gains), done)
+
+
+def _batch_of(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+    return state if len(rows) == len(state.done) else take_rows(state, rows)

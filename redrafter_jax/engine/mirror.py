@@ -1,0 +1,277 @@
+"""Mirror decoding from the host: which program runs next, and what crosses between the devices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jaxtyping import Int
+
+from redrafter_jax.config import MirrorConfig, TargetConfig, TreeConfig
+from redrafter_jax.drafters.base import Drafter, RootOnly
+from redrafter_jax.engine.device import Chunk
+from redrafter_jax.engine.gains import Gains
+from redrafter_jax.engine.mirror_device import (
+    Relay,
+    begin_pass,
+    complete_pass,
+    draft_now,
+    draft_outcomes,
+    empty_drafter_rows,
+    pick_tree,
+    read_along,
+    without_layers,
+)
+from redrafter_jax.errors import InputError
+from redrafter_jax.models.target import Target
+from redrafter_jax.parallel.mesh import check_target, data_shards, make_mesh, place
+from redrafter_jax.types import DecodeState, TokenTree
+
+Tree = TypeVar("Tree")
+
+
+@dataclass
+class MirrorCounts:
+    """How often the drafter was asked, and whether a tree was ready.
+
+    Attributes:
+      steps: target calls of the whole batch.
+      ahead: drafter calls beside the target's second part, one in each step.
+      now: drafter calls for which the target waited.
+      outcomes: steps of rows that go on after them.
+      prepared: of these, those whose next tree had been drafted ahead.
+    """
+
+    steps: int = 0
+    ahead: int = 0
+    now: int = 0
+    outcomes: int = 0
+    prepared: int = 0
+
+    @property
+    def fallback_rate(self) -> float:
+        """Share of the outcomes for which no tree was ready; 0 where there were none."""
+        return 1 - self.prepared / self.outcomes if self.outcomes else 0.0
+
+
+def check_mirror(
+    target: Target,
+    drafter: Drafter,
+    trees: tuple[TreeConfig | None, ...],
+    mirror: MirrorConfig,
+    adaptive: bool | None,
+) -> TreeConfig:
+    """The one tree that is drafted ahead.
+
+    Raises:
+      InputError: the target, the drafter or the trees cannot be used so, or devices are missing.
+    """
+    most = target.config.num_hidden_layers - 1
+    if mirror.layer > most:
+        raise InputError(
+            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so that it "
+            f"must be from 1 to {most}."
+        )
+    [tree, *others] = trees
+    if isinstance(drafter, RootOnly) or tree is None:
+        raise InputError("mirror is given, but there is no drafter; leave mirror out.")
+    if others:
+        raise InputError("mirror drafts one tree ahead, and tree is a table; give a TreeConfig.")
+    if tree.mean_nodes is not None:
+        raise InputError(
+            f"TreeConfig.mean_nodes is {tree.mean_nodes}, but with mirror every row has its own "
+            "nodes; leave it out."
+        )
+    if adaptive:
+        raise InputError("adaptive is True, but mirror drafts in every step; leave it out.")
+    if mirror.candidates > target.config.vocab_size:
+        raise InputError(
+            f"MirrorConfig.candidates is {mirror.candidates}, more than the "
+            f"{target.config.vocab_size} tokens of the vocabulary."
+        )
+    if data_shards(target.mesh) > 1 or jax.process_count() > 1:
+        raise InputError(
+            "mirror decodes a batch on one group of devices, and the mesh splits it; make data 1, "
+            "and use one process."
+        )
+    _drafter_devices(target, mirror)
+    return tree
+
+
+def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
+    taken = jax.tree.leaves(target.params)[0].devices()
+    free = [device for device in jax.devices() if device not in taken]
+    if mirror.drafter_devices > len(free):
+        raise InputError(
+            f"MirrorConfig.drafter_devices is {mirror.drafter_devices}, and {len(free)} devices "
+            "are left beside the target's; give that or fewer."
+        )
+    return free[: mirror.drafter_devices]
+
+
+class Mirror:
+    """The drafter's side of an engine's rows, and the steps that both sides take together.
+
+    Attributes:
+      counts: how often the drafter was asked.
+      relay: what reads in the drafter's place on the target's devices.
+      watch: called with the name and the result of every program that a step starts, it returns the
+        result: whoever waits there has the time of each, and no overlap.
+
+    Args:
+      target: the target model.
+      drafter: the drafter, prepared for the target.
+      tree: the shape of the trees.
+      mirror: how they are drafted ahead.
+      rows: B.
+      slots: S, tokens that a row may come to.
+      pages: pages of the cache.
+      chunk: C, tokens of a prompt that are read at once.
+      top: as in `read_rows`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        tree: TreeConfig,
+        mirror: MirrorConfig,
+        *,
+        rows: int,
+        slots: int,
+        pages: int,
+        chunk: int,
+        top: int | None,
+    ) -> None:
+        self.counts = MirrorCounts()
+        self.watch: Callable[[str, Any], Any] = lambda name, result: result
+        layers = drafter.layers(target.config) if drafter.reads_hidden else None
+        self.relay = Relay(layers, chunk)
+        self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
+        mesh, devices = target.mesh, _drafter_devices(target, mirror)
+        # Where arrays of each side lie; None on one group of devices, where nothing crosses.
+        self._home: Any = None
+        self._away: Any = None
+        drafter = drafter.apart()
+        lender = without_layers(target)
+        if devices:
+            if mesh is None:
+                self._home = SingleDeviceSharding(*jax.tree.leaves(target.params)[0].devices())
+            else:
+                self._home = NamedSharding(mesh, PartitionSpec())
+            mesh = make_mesh(model=len(devices), devices=devices)
+            self._away = NamedSharding(mesh, PartitionSpec())
+            for model in drafter.models:
+                if isinstance(model.config, TargetConfig):
+                    check_target(model.config, mesh, "drafter")
+            lender, drafter = place(lender, mesh), place(drafter, mesh)
+        self._lender, self._drafter = lender, drafter
+        empty = empty_drafter_rows(
+            lender,
+            drafter,
+            rows=rows,
+            slots=slots,
+            pages=pages,
+            outcomes=mirror.count(tree),
+            max_path=tree.max_path,
+        )
+        self._rows = place(empty, mesh)
+        # The trees of the next step, on the drafter's devices; None where they must be drafted.
+        self._ready: TokenTree | None = None
+
+    def commit(self, state: DecodeState) -> DecodeState:
+        """The state as it must be from the first program on, which else would be compiled twice."""
+        return _put(state, self._home) if self._target.mesh is None else state
+
+    def read(self, state: DecodeState, chunk: Chunk, live: list[int]) -> None:
+        """Let the drafter read what the target has just read of prompts.
+
+        Args:
+          state: after the pass, with what `relay` keeps of it.
+          chunk: what was read.
+          live: the rows for which something was read.
+        """
+        rows = len(state.done)
+        is_new, reads = np.zeros((2, rows), bool)
+        reads[live] = True
+        new = np.asarray(chunk.rows)[np.asarray(chunk.is_new)]
+        is_new[new[new < rows]] = True
+        decided = state.own._replace(count=jnp.where(reads, state.own.count, 0))
+        self._follow(state)
+        self._rows = read_along(
+            self._lender, self._drafter, self._rows, self._send(decided), self._send(is_new)
+        )
+        self._ready = None
+
+    def decode(
+        self, state: DecodeState, rows: Int[np.ndarray, " B"], most: int
+    ) -> tuple[DecodeState, tuple[Gains, Any]]:
+        """As `decode_rows` for all rows: steps of some, until they are done.
+
+        Args:
+          state: of B rows, donated.
+          rows: at place i row i, or B for none.
+          most: steps at most.
+        """
+        B = len(rows)
+        idle, tree = jnp.asarray(rows >= B), self._tree
+        none = self._send(jnp.zeros(B, bool))
+        self._follow(state)
+        gains: list[Gains] = []
+        while len(gains) < most:
+            trees = self._ready
+            if trees is None:
+                trees = draft_now(self._lender, self._drafter, self._rows, config=tree)
+                trees = self.watch("now", trees)
+                self.counts.now += 1
+            nodes: TokenTree = self.watch("transfers", _put(trees, self._home))
+            inputs = self._target, self.relay, state, nodes
+            begun = begin_pass(*inputs, idle, mirror=self._mirror, config=tree)
+            first, guessed = self.watch("begin", begun)
+            # The target goes on at once; what the drafter needs crosses beside it.
+            completed = complete_pass(*inputs, first, idle, top=self._top)
+            state, gained, end = self.watch("complete", completed)
+            guessed = self.watch("transfers", self._send(guessed))
+            sides = self._lender, self._drafter, self._rows
+            drafted = draft_outcomes(*sides, trees, guessed, mirror=self._mirror, config=tree)
+            self._rows, outcomes, ahead = self.watch("ahead", drafted)
+            end = self.watch("transfers", self._send(end))
+            picked, fits = self.watch("pick", pick_tree(self._lender, ahead, outcomes, end))
+            read = read_along(self._lender, self._drafter, self._rows, end.decided, none)
+            self._rows = self.watch("read", read)
+            gains.append(gained)
+            fitting, ended = jax.device_get((fits, end.ended))
+            self._ready = picked if (fitting | ended).all() else None
+            self.counts.steps += 1
+            self.counts.ahead += 1
+            self.counts.outcomes += int((~ended).sum())
+            self.counts.prepared += int((fitting & ~ended).sum())
+            if ended.all():
+                break
+        steps: Any = jax.device_get(gains)
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *steps)
+        return state, (stacked, jax.device_get(state.done))
+
+    def _follow(self, state: DecodeState) -> None:
+        """Give the drafter's rows what the engine may have changed of the state."""
+        cache = self._rows.cache
+        told = state.tokens, state.speculates, state.sampling, state.cache.table
+        told = self._send((*told, state.cache.lengths))
+        tokens, speculates, sampling, table, lengths = jax.tree.map(jnp.copy, told)
+        self._rows = self._rows._replace(
+            tokens=tokens,
+            speculates=speculates,
+            sampling=sampling,
+            cache=cache._replace(table=table, lengths=lengths),
+        )
+
+    def _send(self, tree: Tree) -> Tree:
+        """The arrays on the drafter's devices."""
+        return _put(tree, self._away)
+
+
+def _put(tree: Tree, place: Any) -> Tree:
+    return tree if place is None else jax.device_put(tree, place)

@@ -1,0 +1,61 @@
+"""What OpenAI's and vLLM's APIs let an answer be held to."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from redrafter_jax.config import Grammar
+from redrafter_jax.serving.openai_fields import Fields, Text
+
+
+class NamedSchema(Fields):
+    """The `json_schema` of a `response_format`; its name and description are for people to read.
+
+    It is kept to whether `strict` asks for that or not.
+    """
+
+    labels: ClassVar[frozenset[str]] = frozenset({"name", "description", "strict"})
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Fields):
+    """What an answer is held to, as OpenAI's API writes it."""
+
+    type: Literal["json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError(
+                'json_schema goes with type: "json_schema", and with it alone; give both'
+            )
+        return self
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar that it stands for."""
+        return Grammar(self.json_schema.schema_ if self.json_schema else {"type": "object"})
+
+
+class StructuredOutputs(Fields):
+    """The same as vLLM's API writes it: one of its fields."""
+
+    # "json" and "regex" are methods of pydantic's own.
+    json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: Text | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputs":
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give one of json, regex and json_object")
+        return self
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar that it stands for."""
+        if self.regex is not None:
+            return Grammar(regex=self.regex)
+        return Grammar(self.json_ if self.json_ is not None else {"type": "object"})

@@ -1,0 +1,148 @@
+"""The turns of a conversation and the tools of OpenAI's chat requests."""
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from redrafter_jax.serving.openai_fields import Fields, Text, Values, whole_text
+
+_PART_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
+
+
+def _as_text(content: Any) -> Any:
+    """The text of a message that is given in parts."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(
+                f'only parts {{"type": "text", "text": ...}} are supported, not {kind!r:.80}'
+            )
+        for name, value in part.items():
+            if name not in {"type", "text"} | _PART_LABELS and value is not None:
+                raise ValueError(f"{name:.80} of a part is not supported; leave it out")
+    return "".join(part["text"] for part in content)
+
+
+def _as_object(arguments: Any) -> Any:
+    """The arguments of a call, which are the text of a JSON object."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError("it must be the text of a JSON object")
+    whole_text(json.dumps(given, ensure_ascii=False))
+    return given
+
+
+def _missing() -> PydanticCustomError:
+    return PydanticCustomError("missing", "it is missing")
+
+
+class CalledFunction(Fields):
+    """The function of a call, and its arguments."""
+
+    name: Text
+    arguments: Annotated[dict[str, Any], BeforeValidator(_as_object)]
+
+
+class ToolCall(Fields):
+    """A call that an earlier answer made; chat templates read its arguments as an object."""
+
+    labels: ClassVar[frozenset[str]] = frozenset({"index"})  # of a stream's pieces
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Function(Fields):
+    """A function that an answer may call; `parameters` is a JSON schema of its arguments."""
+
+    off: ClassVar[Values] = {"strict": (False,)}
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Fields):
+    """A tool that an answer may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Fields):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Fields):
+    """The tool that an answer must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Message(Fields):
+    """A turn of a conversation; "developer" is OpenAI's later name of the system.
+
+    `name`, of who speaks, is for the chat template to read; `reasoning_content` is what an answer
+    of this server had under that name, and `tool_calls` too.
+    """
+
+    labels: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    off: ClassVar[Values] = {"tool_calls": ([],), "annotations": ([],)}
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        AfterValidator(lambda role: "system" if role == "developer" else role),
+    ]
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Annotated[Text | None, Field(validate_default=True)] = None
+    content: Annotated[Text | None, BeforeValidator(_as_text), Field(validate_default=True)] = None
+    name: Text | None = None
+    reasoning_content: Text | None = None
+
+    @field_validator("reasoning_content")
+    @classmethod
+    def _check_role(cls, reasoning: str, others: Any) -> str:
+        if others.data.get("role") != "assistant":
+            raise ValueError("the assistant alone reasons; leave it out")
+        return reasoning
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _check_caller(cls, calls: list[ToolCall], others: Any) -> list[ToolCall]:
+        if others.data.get("role", "assistant") != "assistant":
+            raise ValueError("the assistant alone calls tools; leave it out")
+        return calls
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _check_result(cls, identifier: str | None, others: Any) -> str | None:
+        if others.data.get("role") != "tool" and identifier is not None:
+            raise ValueError("a turn of the role 'tool' alone has one; leave it out")
+        if others.data.get("role") == "tool" and identifier is None:
+            raise _missing()
+        return identifier
+
+    @field_validator("content")
+    @classmethod
+    def _check_content(cls, content: str | None, others: Any) -> str | None:
+        if content is None and not others.data.get("tool_calls"):
+            raise _missing()
+        return content or ""
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """The turn as chat templates read it."""
+        return self.model_dump(exclude_none=True)

@@ -1,0 +1,43 @@
+"""The page to talk with the target, as one document, and the policy that browsers hold it to."""
+
+import base64
+import hashlib
+import re
+from importlib.resources import files
+from typing import NamedTuple
+
+_PART = re.compile(r'<link rel="stylesheet" href="([\w.]+)">|<script src="([\w.]+)"></script>')
+
+
+class Page(NamedTuple):
+    """The page.
+
+    Attributes:
+      document: its HTML, with style and scripts inside.
+      policy: its Content-Security-Policy: nothing is loaded from elsewhere or sent there, and no
+        style and no script runs but those of the document, which the policy names by their digests.
+    """
+
+    document: str
+    policy: str
+
+
+def read_page() -> Page:
+    """The page, put together from the files of `web`."""
+    folder = files("redrafter_jax.serving") / "web"
+    digests: dict[str, list[str]] = {"style": [], "script": []}
+
+    def inline(part: re.Match[str]) -> str:
+        tag = "style" if part[1] else "script"
+        text = (folder / (part[1] or part[2])).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        digests[tag].append(f"'sha256-{digest}'")
+        return f"<{tag}>{text}</{tag}>"
+
+    document = _PART.sub(inline, (folder / "page.html").read_text(encoding="utf-8"))
+    policy = (
+        f"default-src 'none'; script-src {' '.join(digests['script'])}; "
+        f"style-src {' '.join(digests['style'])}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return Page(document, policy)

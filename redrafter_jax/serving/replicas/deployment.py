@@ -1,0 +1,143 @@
+"""Replicas and their endpoint as an application of Ray Serve, and its life."""
+
+# The extra `ray` may be missing.
+# pyright: reportMissingImports=false
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.errors import InputError
+from redrafter_jax.serving.guard import Guard
+from redrafter_jax.serving.replicas.front import Front
+from redrafter_jax.serving.replicas.replica import EngineReplica
+from redrafter_jax.serving.server import LOOPBACK
+from redrafter_jax.serving.service import ServedModel
+
+NAME = "redrafter"
+# Seconds between looks at a replica's health, and until one that does not answer has failed.
+_HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 30.0
+# Seconds after the drain in which a replica tells what it cut off.
+_GRACE = 5.0
+# Requests that the endpoint hands on at a time: the replicas have limits of their own.
+_HANDED_ON = 10_000
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where clients ask, and who may.
+
+    Attributes:
+      host: address to listen on.
+      port: port to listen on.
+      api_key: the key that requests must bear; None lets all pass.
+    """
+
+    host: str
+    port: int
+    api_key: str | None
+
+
+class _GuardedFront:
+    """The endpoint's deployment."""
+
+    def __init__(self, engines: Any, endpoint: Endpoint, max_body: int) -> None:
+        self._app = Guard(
+            Front(engines),
+            api_key=endpoint.api_key,
+            hosts=LOOPBACK if endpoint.host in LOOPBACK else None,
+            max_body=max_body,
+            on_refusal=lambda path, error: None,
+        )
+
+    def __serve_build_asgi_app__(self) -> Guard:
+        return self._app
+
+
+def make_application(
+    load: Callable[[], tuple[Engine, ServedModel]],
+    limits: ServeConfig,
+    replicas: ReplicaConfig,
+    endpoint: Endpoint,
+    *,
+    log_prompts: bool = False,
+) -> serve.Application:
+    """The application; each replica calls `load`, which must be picklable."""
+    few, most = replicas.replicas or 1, replicas.max_replicas
+    gpus = replicas.replica_gpus
+    if gpus is None:
+        gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
+    scaled: dict[str, Any] = {"num_replicas": few}
+    if most is not None:
+        # With more than so many requests some wait for a slot.
+        target = {"target_ongoing_requests": limits.slots}
+        scaled = {"autoscaling_config": {"min_replicas": few, "max_replicas": most} | target}
+    routing: Any = {
+        "request_router_class": "redrafter_jax.serving.replicas.router:ConversationRouter",
+        "request_router_kwargs": {"slack": limits.slots},
+    }
+    engines: Any = serve.deployment(
+        EngineReplica,
+        name="engine",
+        max_ongoing_requests=limits.choices,
+        max_queued_requests=limits.queue_limit,
+        ray_actor_options={"num_cpus": replicas.replica_cpus, "num_gpus": gpus},
+        health_check_period_s=_HEALTH_PERIOD,
+        health_check_timeout_s=_HEALTH_TIMEOUT,
+        graceful_shutdown_timeout_s=limits.drain + _GRACE,
+        request_router_config=RequestRouterConfig(**routing),
+        **scaled,
+    )
+    front: Any = serve.deployment(
+        serve.ingress()(_GuardedFront),
+        name="front",
+        max_ongoing_requests=_HANDED_ON,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=limits.drain + _GRACE,
+    )
+    bound = engines.bind(load, limits, log_prompts)
+    return front.bind(bound, endpoint, limits.max_body)
+
+
+class Cluster:
+    """Ray's cluster.
+
+    Args:
+      own: whether it begins and ends with this process; else it is the one that the environment's
+        RAY_ADDRESS names.
+    """
+
+    def __init__(self, own: bool) -> None:
+        # Ray would tell its makers of every cluster.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if own:
+            ray.init("local", include_dashboard=False)
+        else:
+            ray.init()
+
+    def deploy(self, application: serve.Application, endpoint: Endpoint) -> None:
+        """Serve the application, in place of an earlier one of this name, replica by replica.
+
+        Raises:
+          InputError: the replicas do not start.
+        """
+        try:
+            serve.start(http_options={"host": endpoint.host, "port": endpoint.port})
+            serve.run(application, name=NAME, route_prefix="/")
+        except RuntimeError as error:
+            raise InputError(
+                f"The replicas do not start: {' '.join(str(error).split())}; their log says why."
+            ) from None
+
+    def end(self) -> None:
+        """Let answers end, then the replicas and the cluster."""
+        serve.delete(NAME)
+        serve.shutdown()
+        ray.shutdown()

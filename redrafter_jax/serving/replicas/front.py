@@ -1,0 +1,151 @@
+"""The one endpoint before all replicas: it has requests routed, and hands answers on."""
+
+# The extra `ray` may be missing.
+# pyright: reportMissingImports=false
+
+import asyncio
+import json
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from redrafter_jax.serving.openai_errors import ApiError
+from redrafter_jax.serving.replicas.conversation import conversation_key
+from redrafter_jax.serving.replicas.metric_pages import joined_pages
+
+# What a replica needs of a request besides its body; the rest cannot be sent.
+_SENT = frozenset(
+    {
+        *("type", "asgi", "http_version", "scheme", "method", "path", "raw_path", "query_string"),
+        *("root_path", "headers", "client", "server"),
+    }
+)
+
+
+class Front:
+    """The ASGI application of the endpoint.
+
+    A replica that is lost ends its streams with one error event. A request of which nothing was
+    told yet goes to another replica, once.
+
+    Args:
+      engines: the replicas, as Ray Serve calls them.
+    """
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        self._engines = engines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        try:
+            body = await Request(scope, receive).body()
+            if scope["path"] == "/metrics":
+                await (await self._metrics())(scope, receive, send)
+            else:
+                await self._answer(scope, body, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except ClientDisconnect:
+            pass
+
+    async def _metrics(self) -> Response:
+        pages = await self._engines.broadcast("metrics").results_async()
+        return Response(joined_pages(dict(pages)), media_type="text/plain; version=0.0.4")
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        told = _Told(send)
+        answering = asyncio.ensure_future(self._hand_on(scope, body, told))
+        leaving = asyncio.ensure_future(_client_leaves(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await answering
+        finally:
+            leaving.cancel()
+            answering.cancel()
+
+    async def _hand_on(self, scope: Scope, body: bytes, told: "_Told") -> None:
+        sent = {name: value for name, value in scope.items() if name in _SENT}
+        call = self._engines.options(stream=True).answer
+        for last in (False, True):
+            answer: Any = call.remote(conversation_key(body), sent, body)
+            try:
+                async for message in answer:
+                    await told.send(message)
+                return
+            except BackPressureError:
+                raise ApiError(
+                    429,
+                    "All replicas are busy, and as many requests wait as may; ask later.",
+                    code="queue_full",
+                    headers={"Retry-After": "1"},
+                ) from None
+            except (RayError, RayServeException):
+                if told.begun or last:
+                    await told.break_off(_lost())
+                    return
+            finally:
+                answer.cancel()
+
+
+class _Told:
+    """What the client has been told of an answer."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        """Hand a message on; the head of an answer waits for the beginning of its body."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if not self.begun and self._start is not None:
+            self.begun = True
+            await self._send(self._start)
+        await self._send(message)
+
+    async def break_off(self, error: ApiError) -> None:
+        """End a stream with an error event.
+
+        Raises:
+          ApiError: nothing was told yet.
+          ConnectionError: the answer was whole, or no stream, so that it cannot be ended well.
+        """
+        if not self.begun or self._start is None:
+            raise error
+        headers = Headers(raw=list(self._start["headers"]))
+        if not headers.get("content-type", "").startswith("text/event-stream"):
+            raise ConnectionError(error.detail)
+        event = f"data: {json.dumps(error.body())}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _lost() -> ApiError:
+    return ApiError(
+        503,
+        "The replica that answered is gone; send the request again.",
+        code="replica_lost",
+        headers={"Retry-After": "1"},
+    )
+
+
+async def _client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while (kind := (await receive())["type"]) in ("lifespan.startup", "lifespan.shutdown"):
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return

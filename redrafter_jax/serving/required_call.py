@@ -1,0 +1,45 @@
+"""The call of a tool that an answer is held to."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from redrafter_jax.config import Grammar
+from redrafter_jax.serving.openai_messages import Tool
+from redrafter_jax.text.tool_styles import STYLES
+
+# One object, without a mark: whatever the style in which the target calls tools unasked.
+CALL_STYLE = STYLES["llama3"]
+
+
+def call_grammar(tools: Sequence[Tool]) -> Grammar:
+    """The grammar of an answer that is one call of one of the tools, and nothing else."""
+    calls = [_call_schema(tool, f"anyOf/{place}/") for place, tool in enumerate(tools)]
+    return Grammar({"anyOf": calls})
+
+
+def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
+    """The schema of a call, for that place in a larger one."""
+    # Without a schema any object will do.
+    parameters = tool.function.parameters or {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.function.name},
+            "parameters": _moved(parameters, f"#/{place}properties/parameters"),
+        },
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """A part of a schema whose own references, from `#` on, are now from `root` on."""
+    if isinstance(schema, list):
+        return [_moved(one, root) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(value, root) for name, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved

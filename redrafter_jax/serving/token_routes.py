@@ -1,0 +1,107 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt is in tokens, and back."""
+
+import asyncio
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter
+from pydantic import Field, field_validator
+
+from redrafter_jax.serving.chat_prompts import encode_chat
+from redrafter_jax.serving.openai_errors import ApiError, check_model
+from redrafter_jax.serving.openai_fields import Fields, Text, Values
+from redrafter_jax.serving.openai_messages import Message, Tool
+from redrafter_jax.serving.openai_schema import ChatRequest
+from redrafter_jax.serving.service import Service
+from redrafter_jax.text.tokenizer import encode
+
+
+class TokenizeRequest(Fields):
+    """`/tokenize`.
+
+    Attributes:
+      model: the name that /v1/models gives; it may be left out.
+      messages: a conversation, which is written as for `/v1/chat/completions`.
+      tools: tools, as there.
+      chat_template_kwargs: arguments of the chat template, as there.
+      prompt: in place of a conversation a text, which is read as by `/v1/completions`.
+      add_special_tokens: whether a text gets the tokenizer's own special tokens.
+      return_token_strs: tell the vocabulary's entry of each token too.
+    """
+
+    off: ClassVar[Values] = {
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+    }
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    tools: list[Tool] = Field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    prompt: Annotated[Text | None, Field(validate_default=True)] = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_one(cls, prompt: str | None, others: Any) -> str | None:
+        if "messages" in others.data and (prompt is None) == (others.data["messages"] is None):
+            raise ValueError("give a prompt or messages, and not both")
+        return prompt
+
+
+class DetokenizeRequest(Fields):
+    """`/detokenize`.
+
+    Attributes:
+      model: the name that /v1/models gives; it may be left out.
+      tokens: token ids.
+    """
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+def token_routes(service: Service) -> APIRouter:
+    """The two routes over a served model."""
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+        check_model(service.model.name, request.model)
+        tokens = await asyncio.to_thread(_encode, service, request)
+        told = {"count": len(tokens), "max_model_len": service.model.context_length}
+        entries = map(service.model.format.tokenizer.id_to_token, tokens)
+        return told | {
+            "tokens": tokens,
+            "token_strs": list(entries) if request.return_token_strs else None,
+        }
+
+    @router.post("/detokenize")
+    async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+        check_model(service.model.name, request.model)
+        tokenizer = service.model.format.tokenizer
+        for token in request.tokens:
+            if token >= 2**32 or tokenizer.id_to_token(token) is None:
+                raise ApiError(
+                    400,
+                    f"{token} is no token of {service.model.name}, which has "
+                    f"{tokenizer.get_vocab_size()}; leave it out.",
+                    field="tokens",
+                )
+        text = await asyncio.to_thread(tokenizer.decode, request.tokens, skip_special_tokens=False)
+        return {"prompt": text}
+
+    return router
+
+
+def _encode(service: Service, request: TokenizeRequest) -> list[int]:
+    if request.messages is None:
+        tokenizer, text = service.model.format.tokenizer, request.prompt or ""
+        return encode(tokenizer, text, add_special_tokens=request.add_special_tokens)
+    chat = ChatRequest.model_construct(
+        messages=request.messages,
+        tools=request.tools,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    (tokens,) = encode_chat(service, chat)
+    return tokens

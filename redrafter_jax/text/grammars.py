@@ -1,0 +1,174 @@
+"""Grammars over a tokenizer: which tokens may come next, by llguidance."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from tokenizers import Tokenizer
+
+from redrafter_jax.config.grammar import Grammar
+from redrafter_jax.errors import InputError
+
+# JSON as `json.dumps` writes it, on one line: where any white space may come, a small model may
+# write nothing else any more.
+_JSON_STYLE: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
+
+class GrammarCompiler:
+    """Makes grammars over one tokenizer, which is prepared once.
+
+    Args:
+      tokenizer: the target's.
+      vocab_size: V of the target.
+      end_tokens: tokens that end a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_tokens = tuple(end_tokens)
+
+    def compile(self, grammar: Grammar) -> "CompiledGrammar":
+        """The grammar over the tokenizer's tokens.
+
+        Raises:
+          InputError: a keyword of the schema is not supported, or the grammar cannot be read; or
+            llguidance is not installed, or does not know the tokenizer.
+        """
+        from llguidance import LLMatcher
+
+        tokenizer = self._prepared
+        if grammar.json_schema is not None:
+            name, stated = "json_schema", json.dumps(grammar.json_schema)
+            source = LLMatcher.grammar_from_json_schema(stated, overrides=_JSON_STYLE)
+        else:
+            name, source = "regex", LLMatcher.grammar_from_regex(grammar.regex or "")
+        # It logs to stderr unless it is told not to.
+        matcher = LLMatcher(tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise InputError(f"{name} cannot be used: {_in_short(matcher.get_error())}")
+        return CompiledGrammar(matcher, self._end_tokens, self._vocab_size)
+
+    @cached_property
+    def _prepared(self) -> Any:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError:
+            raise InputError(
+                "Grammars need the package llguidance, which is not installed; in a checkout of "
+                "redrafter-jax, pip install '.[structured]' installs it."
+            ) from None
+        if not self._end_tokens:
+            raise InputError(
+                "A grammar needs a token that ends the text, and there is none; give eos_token_ids."
+            )
+        plain = Tokenizer.from_str(self._tokenizer.to_str())
+        plain.no_padding()
+        plain.no_truncation()
+        try:
+            return LLTokenizer(
+                plain.to_str(), n_vocab=self._vocab_size, eos_token=list(self._end_tokens)
+            )
+        except (ValueError, RuntimeError) as error:
+            raise InputError(
+                f"llguidance cannot read the target's tokenizer: {_in_short(str(error))}"
+            ) from None
+
+
+class CompiledGrammar:
+    """A grammar, and the state before a text; from `GrammarCompiler.compile`.
+
+    Attributes:
+      end_tokens: tokens that end a text.
+    """
+
+    def __init__(self, matcher: Any, end_tokens: Sequence[int], vocab_size: int) -> None:
+        self.end_tokens = frozenset(end_tokens)
+        self._matcher = matcher
+        self._words = -(-vocab_size // 32)
+
+    def begin(self) -> "Matcher":
+        """The state before a text's first token."""
+        return Matcher(self._matcher.deep_copy(), self.end_tokens, self._words)
+
+
+class Matcher:
+    """The state of a grammar after the new tokens of a text.
+
+    A mask is words of 32 tokens each, the lowest bit first; a set bit allows its token.
+    """
+
+    def __init__(self, matcher: Any, end_tokens: frozenset[int], words: int) -> None:
+        self._matcher = matcher
+        self._end_tokens = end_tokens
+        self._words = words
+        self._mask: Int[np.ndarray, " words"] | None = None
+
+    @property
+    def failed(self) -> str | None:
+        """Why nothing more can be told; None while all is well."""
+        return _in_short(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    @property
+    def mask(self) -> Int[np.ndarray, " words"]:
+        """The tokens that may come next."""
+        if self._mask is None:
+            self._mask = self._fill()
+        return self._mask
+
+    def forced(self, most: int) -> list[int]:
+        """The next tokens as far as there is no choice, `most` at most."""
+        return self._matcher.compute_ff_tokens()[:most]
+
+    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Int[np.ndarray, "N words"]:
+        """The tokens that may come after each node of a tree whose root is the text's last token.
+
+        After a token that may not come, one that ends the text, and a padding node, which is -1,
+        anything may.
+        """
+        out = np.full((len(tokens), self._words), -1, np.int32)
+        out[0] = self.mask
+        children = defaultdict(list)
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if node and token >= 0 and token not in self._end_tokens:
+                children[parent].append(node)
+
+        def visit(parent: int) -> None:
+            for node in children[parent]:
+                word, bit = divmod(tokens[node], 32)
+                if out[parent, word] >> bit & 1 and self._matcher.consume_token(tokens[node]):
+                    out[node] = self._fill()
+                    visit(node)
+                    self._matcher.rollback(1)
+
+        visit(0)
+        return out
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take in tokens that are decided."""
+        for token in tokens:
+            if token in self._end_tokens:
+                return
+            self._mask = None
+            self._matcher.consume_token(token)
+
+    def _fill(self) -> Int[np.ndarray, " words"]:
+        from llguidance.numpy import fill_next_token_bitmask
+
+        out = np.zeros((1, self._words), np.int32)
+        fill_next_token_bitmask(self._matcher, out, 0)
+        return out[0]
+
+
+def _in_short(message: str) -> str:
+    """The first line of an error, as the end of a sentence."""
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "unknown error")
+    return first.rstrip(".")[:300] + "."

@@ -1,0 +1,44 @@
+"""`python -m eval mirror`: it counts what the engine does, and the law adds its parts up."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_folders import write_yaml
+
+from eval.commands import evaluate
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.mark.long
+def test_the_report_agrees_with_the_engine_and_with_itself(
+    tmp_path: Path, pair_settings: dict[str, Any]
+) -> None:
+    values = {
+        "drafter": "self:layers=1",
+        "tree": {"beam_width": 1, "draft_rounds": 3},
+        "layers": [1],
+        "candidates": [1, 3],
+        "max_new_tokens": 24,
+        "prompt_count": 4,
+        "batch_size": 2,
+        "stop": "never",
+        "drafter_devices": 1,
+        "repeats": 1,
+        "wait_milliseconds": 30,
+        "report_dir": str(tmp_path),
+    }
+    config = write_yaml(tmp_path / "mirror.yaml", pair_settings | values)
+    evaluate(["mirror", "--config", str(config)])
+    [row] = json.loads((tmp_path / "mirror.json").read_text())["rows"]
+    assert row["equal"]
+    # The guesses are ranked on the host, from what crossed; the engine had its own way.
+    assert row["prepared"] == round(row["outcomes"] * (1 - row["fallback_rate"]["3"]))
+    assert 0 <= row["fallback_rate"]["3"] <= row["fallback_rate"]["1"] < 1
+    parts = row["milliseconds"]
+    assert parts["now"] > 30
+    assert parts["ahead"] > 30
+    longer = max(parts["complete"], parts["ahead"])
+    assert row["law"] > parts["begin"] + longer + parts["pick"] + parts["transfers"]

@@ -1,0 +1,42 @@
+"""Hooks of mkdocs: files outside docs/ as pages of the site, and links to them."""
+
+# The extra `docs` may be missing.
+# pyright: reportMissingImports=false
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+_ROOT = Path(__file__).parents[1]
+# Files of the repository, each with the page that it is.
+_OUTSIDE = {
+    "CONTRIBUTING.md": "contributing.md",
+    "configs/smollm2_135m/drafter/README.md": "benchmarks/smollm2-head.md",
+}
+_LINK = re.compile(r"(\]\()((?!\w+:)[^)#\s]+)([^)]*\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages."""
+    for source, page in _OUTSIDE.items():
+        content = (_ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Let links lead to pages, wherever the file lies that they are written in."""
+    del config, files
+    place = page.file.src_uri
+    source = next((one for one, name in _OUTSIDE.items() if name == place), f"docs/{place}")
+
+    def lead(link: re.Match[str]) -> str:
+        path = os.path.normpath(_ROOT / Path(source).parent / link[2])
+        inside = os.path.relpath(path, _ROOT)
+        target = _OUTSIDE.get(inside, inside.removeprefix("docs/"))
+        return link[1] + os.path.relpath(target, Path(place).parent) + link[3]
+
+    return _LINK.sub(lead, markdown)

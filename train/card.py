@@ -1,0 +1,197 @@
+"""The model card of a head: README.md in its folder, as the Hugging Face hub reads it.
+
+https://huggingface.co/docs/hub/model-cards
+"""
+
+import json
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+from redrafter_jax.drafters.kinds import KINDS
+from redrafter_jax.files.fields import write_atomically
+
+from .config import LOSSES, TrainSettings
+
+NAME = "README.md"
+# Marks a card as one to be written anew; whoever edits a card takes the line out.
+_MARK = "<!-- Written with the head. Take this line out to keep your own words. -->"
+# What the hub's schema says where no licence of its list was chosen.
+_LICENCE = {"license": "other", "license_name": "not-stated"}
+
+
+def write_card(settings: TrainSettings, report: Path | None = None) -> None:
+    """Write the card of the head that a run has exported, unless somebody has edited it.
+
+    Args:
+      settings: those of the run.
+      report: `compare.json` of `eval compare`, of which the card tells figures.
+    """
+    folder = settings.output_dir / "drafter"
+    path = folder / NAME
+    if path.exists() and _MARK not in path.read_text(encoding="utf-8"):
+        return
+    data = json.loads((settings.output_dir / "data.json").read_text(encoding="utf-8"))
+    measured = None if report is None else json.loads(report.read_text(encoding="utf-8"))
+    write_atomically(path, _card(settings, data, measured))
+
+
+def _card(
+    settings: TrainSettings, data: list[dict[str, Any]], report: dict[str, Any] | None
+) -> str:
+    target = _public_name(str(settings.target))
+    head = yaml.safe_dump(_header(settings), sort_keys=False, allow_unicode=True)
+    title = next(kind.title for kind in KINDS if kind.name == settings.drafter.kind)
+    parts = [
+        f"---\n{head}---",
+        _MARK,
+        f"# A draft head for {target}",
+        f"{title[:1].upper()}{title[1:]}, for speculative decoding of `{target}` with "
+        "redrafter-jax. The text is the target's own, whatever is drafted; a better head makes it "
+        "come faster.",
+        "## Use",
+        _use(target),
+        "## Training",
+        _training(settings, data),
+        "## Figures",
+        _figures(report) if report else _no_figures(target),
+        "## Licence",
+        "Not stated yet: set `license` above. A head that was trained on a model's hidden states "
+        "and words may be bound by that model's licence.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(settings: TrainSettings) -> dict[str, Any]:
+    sources = settings.data.sources
+    hubs = [source.hub for source in sources if source.hub is not None]
+    base = _hub_id(str(settings.target))
+    return {
+        **_LICENCE,
+        **({"base_model": base} if base else {}),
+        "library_name": "redrafter-jax",
+        "pipeline_tag": "text-generation",
+        "tags": ["speculative-decoding", "draft-model", settings.drafter.kind],
+        **({"datasets": hubs} if hubs else {}),
+    }
+
+
+def _hub_id(name: str) -> str | None:
+    """The name if it is an id of the hub, and no path of this machine."""
+    parts = PurePath(name).parts
+    return name if len(parts) == 2 and parts[0] != "/" and not Path(name).exists() else None
+
+
+def _public_name(name: str) -> str:
+    """A hub id, or the last part of a path: the rest is nobody's business."""
+    return _hub_id(name) or PurePath(name).name
+
+
+def _use(target: str) -> str:
+    return f"""```bash
+redrafter chat --target {target} --drafter path/or/hub-id/of/this/head
+redrafter serve --target {target} --drafter path/or/hub-id/of/this/head
+```
+
+```python
+from redrafter_jax import generate, load_drafter, load_target, load_tokenizer
+
+target = load_target("{target}")
+drafter = load_drafter("path/or/hub-id/of/this/head")
+turns = [{{"role": "user", "content": "Hello"}}]
+result = generate(target, drafter, turns, max_new_tokens=100, tokenizer=load_tokenizer(target))
+```"""
+
+
+def _training(settings: TrainSettings, data: list[dict[str, Any]]) -> str:
+    rows = [
+        (
+            _source_name(str(source["source"])),
+            f"{source['records']:,}",
+            f"{source['tokens']:,}",
+            f"{source['learnt']:,}",
+        )
+        for source in data
+    ]
+    optimizer, data_settings = settings.optimizer, settings.data
+    given = {name: getattr(settings.loss, name) for name in LOSSES}
+    losses = ", ".join(f"{name} {weight:g}" for name, weight in given.items() if weight)
+    positions = settings.steps * optimizer.rows_per_step * data_settings.sequence_length
+    stated = {
+        "steps": f"{settings.steps:,}",
+        "rows of a step": f"{optimizer.rows_per_step}, of {data_settings.sequence_length} tokens",
+        "positions, at most": f"{positions:,}",
+        "draft rounds": str(settings.draft_rounds),
+        "losses": losses,
+        "optimizer": f"{optimizer.rule}, learning rate {optimizer.learning_rate:g}",
+        "dtype of the target": settings.target_dtype,
+    }
+    return "\n\n".join(
+        [
+            _table(("data", "records", "tokens", "tokens that carry loss"), rows),
+            _table(("setting", "value"), stated.items()),
+            "`config.yaml` of the run has all settings; `python -m train --config config.yaml` "
+            "repeats it.",
+        ]
+    )
+
+
+def _source_name(name: str) -> str:
+    """Of what was read: the last part of a path, or the hub's id."""
+    place = name.partition(" (")[2].removesuffix(")") or name
+    return _public_name(place.rpartition(", ")[2])
+
+
+def _figures(report: dict[str, Any]) -> str:
+    rows = []
+    for case in report["samplings"]:
+        groups = {"all": (len(case["prompts"]), case["methods"])} | {
+            name: (group["prompts"], group["methods"]) for name, group in case["categories"].items()
+        }
+        for kind, (count, methods) in groups.items():
+            for name, method in methods.items():
+                if name == "baseline":
+                    continue
+                rows.append(
+                    (
+                        case["described"],
+                        kind,
+                        str(count),
+                        name,
+                        f"{method['acceptance_length']:.2f}",
+                        _speed_up(method),
+                    )
+                )
+    columns = ("sampling", "prompts", "count", "method", "tokens per target call")
+    return "\n\n".join(
+        [
+            f"On {report['device']}, {report['config']['dtype']}, batch size "
+            f"{report['batch_size']}; medians (quartiles), prefill included. Prompts that training "
+            "did not read, by kind:",
+            _table((*columns, "speed-up"), rows),
+            "```bash\npython -m eval compare --config compare.yaml\n```",
+            "`compare.yaml` names target, head, prompts and trees.",
+        ]
+    )
+
+
+def _speed_up(method: dict[str, Any]) -> str:
+    ends = method["speedup_quartiles"]
+    return "" if ends is None else f"{method['speedup']:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
+
+
+def _no_figures(target: str) -> str:
+    return (
+        "None yet. In a checkout of redrafter-jax this looks for the fastest tree and measures "
+        "it:\n\n```bash\n"
+        f"python -m eval tune --config configs/tune.yaml target={target} "
+        "drafter=path/of/this/head prompts=prompts.jsonl\n```"
+    )
+
+
+def _table(columns: tuple[str, ...], rows: Any) -> str:
+    def line(cells: Any) -> str:
+        return f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in cells)} |"
+
+    return "\n".join([line(columns), "|" + "---|" * len(columns), *map(line, rows)])
