@@ -55,6 +55,7 @@ DEFINITIONS = {
     "drafting takes c target calls, as long ahead as after, and a target call what the plain step "
     "takes beyond now",
 }
+_TRANSFERS = ("send tree", "send guess", "send end")
 _COSTS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -130,9 +131,9 @@ class Stopwatch:
         return result
 
     def milliseconds(self) -> dict[str, float]:
-        """Medians; of what crosses, which is three things in a step, three of them."""
+        """Medians, those of what crosses in a step together."""
         found = {name: 1000 * median(seconds) for name, seconds in self.seconds.items()}
-        return found | {"transfers": 3 * found["transfers"]}
+        return found | {"transfers": sum(found.pop(name) for name in _TRANSFERS)}
 
 
 class Ranks:
@@ -149,7 +150,7 @@ class Ranks:
         self._tokens: Any = None
 
     def __call__(self, name: str, result: Any) -> Any:
-        if name == "transfers" and isinstance(result, TokenTree):
+        if name == "send tree":
             self._tree = jax.device_get(result)
         elif name == "begin":
             self._tokens = jax.device_get(result[1].tokens)
@@ -192,6 +193,11 @@ def measure_mirror(settings: MirrorSettings) -> None:
     asked = questions.encode_turns(target, settings.sampling)
     batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
     expected = [decode_batch(plain, batch) for batch in batches]
+    if not any(max(run.steps) for run in expected):
+        raise InputError(
+            "All answers end with their first token, so that there is no step to measure; give "
+            "other prompts, or a larger max_new_tokens."
+        )
     N = target.config.num_hidden_layers
     layers = settings.layers or sorted({max(1, N * part // 4) for part in (1, 2, 3)})
     most, rows, report = max(settings.candidates), [], {}
@@ -205,7 +211,11 @@ def measure_mirror(settings: MirrorSettings) -> None:
             row |= _time(method, batches, settings.repeats, row, _acceptance(expected))
         rows.append(row)
         # After each, for whoever ends it early.
-        measures = {"rows": rows, "plain": {"acceptance_length": _acceptance(expected)}}
+        measures = {
+            "rows": rows,
+            "plain": {"acceptance_length": _acceptance(expected)},
+            "overlapped": settings.drafter_devices > 0,
+        }
         report = write_report(path, measures, settings, DEFINITIONS)
     sampling = describe_sampling(settings.sampling)
     title = f"{settings.target} with {settings.drafter}, {sampling}\n{report['device']}"
@@ -244,26 +254,25 @@ def _time(
             decode_batch(method, batch, watch)
             for name, one in (("step", method), ("plain_step", plain)):
                 run = decode_batch(one, batch)
-                calls = max(run.steps)
-                steps[name].append(1000 * run.decode_seconds / calls)
+                if calls := max(run.steps):
+                    steps[name].append(1000 * run.decode_seconds / calls)
     parts = watch.milliseconds()
-    law = (
-        parts["begin"]
-        + max(parts["complete"], parts["ahead"])
-        + parts["transfers"]
-        + parts["pick"]
-        + row["waits_per_step"] * parts["now"]
-        + max(0.0, parts["read"] - parts["begin"])
-    )
+    waits = row["waits_per_step"]
+    law = _law(parts, waits, parts["ahead"], parts["now"])
     timed = parts | {name: median(values) for name, values in steps.items()}
     call = timed["plain_step"] - parts["now"]
     predicted = {}
     for cost in _COSTS:
-        step = parts["begin"] + max(parts["complete"], cost * call)
-        step += parts["pick"] + row["waits_per_step"] * cost * call
+        step = _law(parts, waits, cost * call, cost * call)
         gain = row["acceptance_length"] / plain_gain
         predicted[str(cost)] = gain * (1 + cost) * call / step
     return {"milliseconds": timed, "law": law, "predicted_speedup": predicted}
+
+
+def _law(parts: dict[str, float], waits: float, ahead: float, now: float) -> float:
+    """Milliseconds of a step by `DEFINITIONS`, with a drafter that takes so long."""
+    step = parts["begin"] + max(parts["complete"], ahead) + parts["transfers"] + parts["pick"]
+    return step + waits * now + max(0.0, parts["read"] - parts["begin"])
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:

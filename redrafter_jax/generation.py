@@ -14,7 +14,7 @@ from redrafter_jax.config import Grammar, MirrorConfig, SamplingConfig, TreeConf
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request, Token
-from redrafter_jax.engine.mirror import MirrorCounts
+from redrafter_jax.engine.mirror import MirrorCounts, check_mirrored
 from redrafter_jax.engine.requests import (
     Batch,
     PerRow,
@@ -124,11 +124,13 @@ def generate(
     bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
+    requests = with_grammars(target.config, batch, grammars, tokenizer)
+    if mirror is not None:
+        check_mirrored(requests)
     told = log_probs or prompt_log_probs
-    engine, requests = engine_of(target, bound, batch, tree, adaptive, told, mirror=mirror)
+    engine, _ = engine_of(target, bound, batch, tree, adaptive, told, mirror=mirror)
     if engine.adaptive:
         engine.steps_per_call = _STEPS
-    requests = with_grammars(target.config, requests, grammars, tokenizer)
     tokens: dict[int, list[Token]] = {}
     for request in requests:
         tokens[engine.submit(request._replace(scores_prompt=prompt_log_probs))] = []

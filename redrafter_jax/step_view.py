@@ -70,7 +70,8 @@ def trace_step(
       after: decode steps before the one that is told of.
 
     Raises:
-      InputError: as `generate`; or a text ends before that step.
+      InputError: as `generate`; or a text ends before that step, or the sampling has penalties,
+        biases or `min_tokens`, which the step alone does not know.
     """
     check_size(after, "after", least=0)
     if not isinstance(tree, TreeConfig | None):
@@ -79,6 +80,11 @@ def trace_step(
     asked = tokenize(target.config, prompts, tokenizer, None)
     longest = 1 if one is None else one.max_path
     room = 2 + (after + 1) * longest
+    if sampling is not None and sampling.adjusts:
+        raise InputError(
+            "sampling has penalties, biases or min_tokens, which a single step does not know; "
+            "leave them out."
+        )
     batch = Batch(asked.prompts, room, sampling, seeds, asked.eos_token_ids)
     engine, requests = engine_of(target, bound, batch, one, False, False)
     for request in requests:

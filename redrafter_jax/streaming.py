@@ -186,8 +186,8 @@ def stream(
         raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
     batch = Batch(prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
     make = kept_cache.engine_for if kept_cache else engine_of
-    engine, requests = make(target, bound, batch, tree, adaptive, log_probs)
-    requests = with_grammars(target.config, requests, grammars, tokenizer)
+    requests = with_grammars(target.config, batch, grammars, tokenizer)
+    engine, _ = make(target, bound, batch, tree, adaptive, log_probs)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
         _Row(

@@ -13,6 +13,7 @@ from trees import tree_of
 from redrafter_jax import (
     InputError,
     PromptLookup,
+    SamplingConfig,
     TreeConfig,
     generate_autoregressive,
     show_tree,
@@ -92,3 +93,6 @@ def test_a_traced_step_decides_what_plain_decoding_does(
     assert int(second.tree.tokens[0, 0]) == plain[count]
     with pytest.raises(InputError, match="after is -1"):
         trace_step(habitual_target, PromptLookup(), [prompt], after=-1)
+    biased = SamplingConfig(logit_bias={3: 1.0})
+    with pytest.raises(InputError, match="which a single step does not know"):
+        trace_step(habitual_target, PromptLookup(), [prompt], sampling=biased)

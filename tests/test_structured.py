@@ -23,6 +23,7 @@ from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.parallel.mesh import place
+from redrafter_jax.text.grammars import GrammarCompiler
 
 pytest.importorskip("llguidance", reason="needs the extra structured")
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -143,11 +144,14 @@ def test_two_hundred_schemas(temperature: float) -> None:
     assert forced > 0
 
 
+@pytest.mark.usefixtures("nothing_compiles")
 def test_what_does_not_go_together_is_refused() -> None:
     target, drafter = pair()
     asked: dict[str, Any] = requests()
+    other = GrammarCompiler(end_tokenizer(), 999, [END]).compile(Grammar(SCHEMA))
     for changes, words in (
-        ({"eos_token_ids": [5]}, "none of the tokens that end the grammar's texts"),
+        ({"eos_token_ids": [5]}, "not all tokens that end the grammar's texts end it"),
+        ({"grammars": other}, "grammar is over 999 tokens, but the target has 257"),
         ({"sampling": SamplingConfig(min_tokens=3)}, "min_tokens is 3, but a grammar says"),
         ({"grammars": [Grammar(SCHEMA)] * 4}, "give tokenizer=load_tokenizer"),
         ({"grammars": [compiled(Grammar(SCHEMA))]}, "grammars has 1 entries for 4 prompts"),

@@ -11,7 +11,7 @@ from typing import Any
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.commands.option_groups import config_of, option_of
-from redrafter_jax.commands.options import dtype_of, open_decoder
+from redrafter_jax.commands.options import dtype_of, open_decoder, read_schema
 from redrafter_jax.commands.speed import describe_acceptance
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import SamplingConfig
@@ -57,7 +57,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     sampling = config_of(SamplingConfig, arguments)
     options = {name: getattr(arguments, name) for name in _DECIDING} | asdict(sampling)
     options["dtype"] = dtype_of(arguments)
-    options["json_schema"] = arguments.json_schema and str(arguments.json_schema)
+    options["json_schema"] = read_schema(arguments)
     options = json.loads(json.dumps(options))  # as rows state them
     make_folder_of(output, "--output")
     done = _rows_written(output, prompts, seeds, options)
@@ -70,7 +70,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     rows = [decoder.format.encode_text(prompt.text) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
         try:
-            check_batch(decoder.target.config, Batch([row], limit))
+            check_batch(decoder.target.config, Batch([row], limit, sampling))
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
     # In one size of cache every batch runs what the first one compiled.
@@ -84,7 +84,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
             texts, update = [""] * size, None
             for update in decoder.stream(
                 [rows[index] for index in indices],
-                [limit] * len(batch) + [1] * (size - len(batch)),
+                [limit] * len(batch) + [max(1, sampling.min_tokens)] * (size - len(batch)),
                 [seeds[index] for index in indices],
                 steps_per_yield=decoder.steps_per_update(_STEPS_PER_UPDATE),
                 kept_cache=kept_cache,

@@ -192,7 +192,9 @@ class _Conversation:
             )
         limit = min(room, self._longest_answer or room)
         steps = self._decoder.steps_per_update(_STEPS_PER_UPDATE)
-        updates = self._decoder.stream(
+        sampling = self._decoder.sampling
+        sampling = dataclasses.replace(sampling, min_tokens=min(sampling.min_tokens, limit))
+        updates = self._decoder._replace(sampling=sampling).stream(
             [prompt], limit, [self._seed], steps_per_yield=steps, kept_cache=self._kept_cache
         )
         with ctrl_c_event() as stop:
@@ -229,7 +231,9 @@ class _Conversation:
         """Prefill and one step, before the first answer; the seconds of a baseline step."""
         log(f"Compiling for {self._context_length} tokens of conversation ...")
         endless = self._decoder.format._replace(stop_tokens=())
-        decoder, cache = self._decoder._replace(format=endless), self._kept_cache
+        sampling = dataclasses.replace(self._decoder.sampling, min_tokens=0)
+        decoder = self._decoder._replace(format=endless, sampling=sampling, grammar=None)
+        cache = self._kept_cache
         steps = decoder.steps_per_update(_STEPS_PER_UPDATE)
         first = decoder.stream([[0]], 2, [self._seed], steps_per_yield=steps, kept_cache=cache)
         for _ in islice(first, 2):

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -124,14 +124,18 @@ def _grammar_of(
 ) -> CompiledGrammar | None:
     if arguments.json_schema is None and arguments.regex is None:
         return None
-    schema = None
-    if arguments.json_schema is not None:
-        try:
-            schema = json.loads(arguments.json_schema.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"--json-schema {arguments.json_schema}: {error}") from None
     compiler = GrammarCompiler(form.tokenizer, files.config.vocab_size, form.stop_tokens)
-    return compiler.compile(Grammar(schema, arguments.regex))
+    return compiler.compile(Grammar(read_schema(arguments), arguments.regex))
+
+
+def read_schema(arguments: argparse.Namespace) -> Any:
+    """The JSON schema of `--json-schema`; None where it is not given."""
+    if arguments.json_schema is None:
+        return None
+    try:
+        return json.loads(arguments.json_schema.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"--json-schema {arguments.json_schema}: {error}") from None
 
 
 def load_prompt_format(

@@ -1,5 +1,6 @@
 """Text as it is decided, and what that cost: tokens per second, and calls of the baseline."""
 
+import dataclasses
 import time
 from collections.abc import Generator, Sequence
 from itertools import islice, pairwise
@@ -151,7 +152,10 @@ def baseline_seconds(
     steps_per_update: int,
     kept_cache: KeptCache | None = None,
 ) -> float | None:
-    """The median of a baseline update's seconds, compiling left out; None for the baseline itself.
+    """The median of a baseline update's seconds, compiling left out.
+
+    None for the baseline itself, and for texts that are held to a grammar, which says where they
+    end.
 
     Args:
       decoder: the decoder whose updates are compared with the baseline.
@@ -162,13 +166,17 @@ def baseline_seconds(
     """
     # Prefill is an update too.
     needed = 1 + steps_per_update * (1 + _BASELINE_UPDATES)
-    if decoder.drafter is None or isinstance(decoder.drafter, RootOnly):
+    if decoder.drafter is None or isinstance(decoder.drafter, RootOnly) or decoder.grammar:
         return None
     if room < len(prompt) + needed:
         return None
     # The drafter reads on, so that prefill is not compiled again.
     endless = decoder.format._replace(stop_tokens=(), stop_strings=[])
-    baseline = decoder._replace(tree=_ROOT_ALONE, format=endless)
+    baseline = decoder._replace(
+        tree=_ROOT_ALONE,
+        format=endless,
+        sampling=dataclasses.replace(decoder.sampling, min_tokens=0),
+    )
     most = min(room, decoder.target.config.position_limit)
     updates = baseline.stream(
         [prompt],

@@ -9,9 +9,8 @@ from jaxtyping import Int
 
 from redrafter_jax.engine.device import Chunk
 from redrafter_jax.engine.messages import OWN_STOPS, Request
-from redrafter_jax.engine.requests import Batch, check_batch, row_arrays
+from redrafter_jax.engine.requests import Batch, check_batch, check_grammar, row_arrays
 from redrafter_jax.engine.scheduler import Row
-from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 
 
@@ -35,16 +34,7 @@ def make_row(
     arrays = row_arrays(target.config, checked, stop_width)
     grammar = request.grammar
     if grammar is not None:
-        if not grammar.end_tokens & set(stops):
-            raise InputError(
-                "The request is held to a grammar, but none of the tokens that end the grammar's "
-                "texts ends it; leave its stop tokens out."
-            )
-        if sampling.min_tokens:
-            raise InputError(
-                f"min_tokens is {sampling.min_tokens}, but a grammar says where its text ends; "
-                "leave min_tokens out."
-            )
+        check_grammar(target.config, grammar, sampling, stops)
     matcher = None if grammar is None else grammar.begin()
     return Row(number, request, arrays, text=list(prompt), matcher=matcher)
 

@@ -42,7 +42,7 @@ from redrafter_jax.engine.messages import (
     new_drafts,
     new_tokens,
 )
-from redrafter_jax.engine.mirror import Mirror, check_mirror
+from redrafter_jax.engine.mirror import Mirror, MirrorCounts, check_mirror, check_mirrored
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_size, controls_of, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
@@ -316,6 +316,8 @@ class Engine:
                 self._timed.add((*program, False, False))
         self.counters.prefill_passes = 0
         self.counters.count_compilations(self)
+        if self.mirror is not None:
+            self.mirror.counts = MirrorCounts()
 
     def submit(self, request: Request) -> int:
         """Let a request wait for a slot, behind those that came before.
@@ -333,11 +335,8 @@ class Engine:
                 "The request asks for log-probabilities of its prompt, but top_log_probs is None; "
                 "give the engine a number of them, 0 or more."
             )
-        if self.mirror is not None and (request.grammar or request.sampling.adjusts):
-            raise InputError(
-                "The request has penalties, biases, min_tokens or a grammar, which mirror decoding "
-                "does not know; leave them out, or mirror."
-            )
+        if self.mirror is not None:
+            check_mirrored([request])
         length, limit = len(request.prompt), request.max_new_tokens
         if length + limit > self._context_length:
             raise InputError(
@@ -499,7 +498,9 @@ class Engine:
         own = {at: self._scheduler.row(index) for at, index in places.items()}
         masks = first_masks(own, rows, self.vocab_size)
         program = rows, tree, controls is not None, masks is not None
-        began = time.perf_counter() if timed and program in self._timed else None
+        # What a tree costs is asked for rows that nothing holds.
+        timed = timed and controls is None and masks is None and program in self._timed
+        began = time.perf_counter() if timed else None
         self._timed.add(program)
         if masks is not None:
             result = self._decide(own, placed, controls, masks, tree)

@@ -1,6 +1,6 @@
 """Mirror decoding from the host: which program runs next, and what crosses between the devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from redrafter_jax.config import MirrorConfig, TargetConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.engine.device import Chunk
 from redrafter_jax.engine.gains import Gains
+from redrafter_jax.engine.messages import Request
 from redrafter_jax.engine.mirror_device import (
     Relay,
     begin_pass,
@@ -99,6 +100,19 @@ def check_mirror(
         )
     _drafter_devices(target, mirror)
     return tree
+
+
+def check_mirrored(requests: Iterable[Request]) -> None:
+    """Refuse requests that ask for what mirror decoding does not know.
+
+    Raises:
+      InputError: one of them does.
+    """
+    if any(one.grammar is not None or one.sampling.adjusts for one in requests):
+        raise InputError(
+            "A request has penalties, biases, min_tokens or a grammar, which mirror decoding does "
+            "not know; leave them out, or mirror."
+        )
 
 
 def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
@@ -227,18 +241,18 @@ class Mirror:
                 trees = draft_now(self._lender, self._drafter, self._rows, config=tree)
                 trees = self.watch("now", trees)
                 self.counts.now += 1
-            nodes: TokenTree = self.watch("transfers", _put(trees, self._home))
+            nodes: TokenTree = self.watch("send tree", _put(trees, self._home))
             inputs = self._target, self.relay, state, nodes
             begun = begin_pass(*inputs, idle, mirror=self._mirror, config=tree)
             first, guessed = self.watch("begin", begun)
             # The target goes on at once; what the drafter needs crosses beside it.
             completed = complete_pass(*inputs, first, idle, top=self._top)
             state, gained, end = self.watch("complete", completed)
-            guessed = self.watch("transfers", self._send(guessed))
+            guessed = self.watch("send guess", self._send(guessed))
             sides = self._lender, self._drafter, self._rows
             drafted = draft_outcomes(*sides, trees, guessed, mirror=self._mirror, config=tree)
             self._rows, outcomes, ahead = self.watch("ahead", drafted)
-            end = self.watch("transfers", self._send(end))
+            end = self.watch("send end", self._send(end))
             picked, fits = self.watch("pick", pick_tree(self._lender, ahead, outcomes, end))
             read = read_along(self._lender, self._drafter, self._rows, end.decided, none)
             self._rows = self.watch("read", read)

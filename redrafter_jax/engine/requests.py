@@ -213,23 +213,24 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
 
 def with_grammars(
     config: TargetConfig,
-    requests: Sequence[Request],
+    batch: Batch,
     grammars: PerRow[Grammar | CompiledGrammar | None] | None,
     tokenizer: Any,
 ) -> list[Request]:
-    """Checked requests, each held to its grammar.
+    """What `check_batch` gives, each request held to its grammar.
 
     Args:
       config: of the target.
-      requests: the requests.
+      batch: the requests.
       grammars: one for all rows, or one per row; None for none.
       tokenizer: from `load_tokenizer`; compiled grammars need none.
 
     Raises:
-      InputError: a grammar cannot be used, or there is no tokenizer for it.
+      InputError: as `check_batch`; or a grammar cannot be used, or there is no tokenizer for it.
     """
+    requests = check_batch(config, batch)
     rows = len(requests)
-    compiled: dict[tuple[int, tuple[int, ...]], CompiledGrammar] = {}
+    compilers: dict[tuple[int, ...], GrammarCompiler] = {}
     held = []
     own = _per_row(cast(Any, grammars), rows, "grammars")
     for row, (request, grammar) in enumerate(zip(requests, own, strict=True)):
@@ -240,15 +241,47 @@ def with_grammars(
                     "grammars are over a tokenizer's tokens; give tokenizer=load_tokenizer(target)."
                 )
             stops = request.stop_tokens or ()
-            if (id(grammar), stops) not in compiled:
-                compiler = GrammarCompiler(backend, config.vocab_size, stops)
-                compiled[id(grammar), stops] = compiler.compile(grammar)
-            grammar = compiled[id(grammar), stops]
+            if stops not in compilers:
+                compilers[stops] = GrammarCompiler(backend, config.vocab_size, stops)
+            grammar = compilers[stops].compile(grammar)
         elif not isinstance(grammar, CompiledGrammar | None):
             name = of_row("grammars", row, rows)
             raise InputError(f"{name} is {grammar!r:.40}; give a Grammar, or None.")
+        if grammar is not None:
+            check_grammar(config, grammar, request.sampling, request.stop_tokens or ())
         held.append(request._replace(grammar=grammar))
     return held
+
+
+def check_grammar(
+    config: TargetConfig, grammar: CompiledGrammar, sampling: SamplingConfig, stops: Sequence[int]
+) -> None:
+    """Refuse a grammar that a request cannot be held to.
+
+    Args:
+      config: of the target.
+      grammar: the grammar.
+      sampling: the request's.
+      stops: tokens that end the request.
+
+    Raises:
+      InputError: it is another target's, or something else ends the text.
+    """
+    if grammar.vocab_size != config.vocab_size:
+        raise InputError(
+            f"The request's grammar is over {grammar.vocab_size} tokens, but the target has "
+            f"{config.vocab_size}; compile it with the target's tokenizer."
+        )
+    if not grammar.end_tokens <= set(stops):
+        raise InputError(
+            "The request is held to a grammar, but not all tokens that end the grammar's texts "
+            "end it; leave its stop tokens out."
+        )
+    if sampling.min_tokens:
+        raise InputError(
+            f"min_tokens is {sampling.min_tokens}, but a grammar says where its text ends; leave "
+            "min_tokens out."
+        )
 
 
 def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:
@@ -303,17 +336,14 @@ def controls_of(
     most = max(len(one.logit_bias or ()) for one in asked.values())
     width = max(_BIASES, 1 << max(most - 1, 0).bit_length())
 
-    def array(value: int, dtype: Any = np.float32, *shape: int) -> Any:
-        return np.full((rows, *shape), value, dtype)
-
     controls = Controls(
-        prompt_lengths=array(0, np.int32),
-        min_tokens=array(0, np.int32),
-        repetition=array(1),
-        presence=array(0),
-        frequency=array(0),
-        bias_tokens=array(config.vocab_size, np.int32, width),
-        biases=array(0, np.float32, width),
+        prompt_lengths=np.zeros(rows, np.int32),
+        min_tokens=np.zeros(rows, np.int32),
+        repetition=np.ones(rows, np.float32),
+        presence=np.zeros(rows, np.float32),
+        frequency=np.zeros(rows, np.float32),
+        bias_tokens=np.full((rows, width), config.vocab_size, np.int32),
+        biases=np.zeros((rows, width), np.float32),
     )
     for at, one in asked.items():
         values = (

@@ -1,7 +1,6 @@
 """Grammars over a tokenizer: which tokens may come next, by llguidance."""
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -43,9 +42,9 @@ class GrammarCompiler:
           InputError: a keyword of the schema is not supported, or the grammar cannot be read; or
             llguidance is not installed, or does not know the tokenizer.
         """
+        tokenizer = self._prepared
         from llguidance import LLMatcher
 
-        tokenizer = self._prepared
         if grammar.json_schema is not None:
             name, stated = "json_schema", json.dumps(grammar.json_schema)
             source = LLMatcher.grammar_from_json_schema(stated, overrides=_JSON_STYLE)
@@ -88,16 +87,18 @@ class CompiledGrammar:
 
     Attributes:
       end_tokens: tokens that end a text.
+      vocab_size: V of the target.
     """
 
     def __init__(self, matcher: Any, end_tokens: Sequence[int], vocab_size: int) -> None:
         self.end_tokens = frozenset(end_tokens)
+        self.vocab_size = vocab_size
         self._matcher = matcher
-        self._words = -(-vocab_size // 32)
 
     def begin(self) -> "Matcher":
         """The state before a text's first token."""
-        return Matcher(self._matcher.deep_copy(), self.end_tokens, self._words)
+        words = -(-self.vocab_size // 32)
+        return Matcher(self._matcher.deep_copy(), self.end_tokens, words)
 
 
 class Matcher:
@@ -121,7 +122,7 @@ class Matcher:
     def mask(self) -> Int[np.ndarray, " words"]:
         """The tokens that may come next."""
         if self._mask is None:
-            self._mask = self._fill()
+            self._mask = self._mask_after(self._matcher)
         return self._mask
 
     def forced(self, most: int) -> list[int]:
@@ -136,20 +137,15 @@ class Matcher:
         """
         out = np.full((len(tokens), self._words), -1, np.int32)
         out[0] = self.mask
-        children = defaultdict(list)
+        # A state for each node that may come: where one fails, the text's own goes on.
+        states = {0: self._matcher}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-            if node and token >= 0 and token not in self._end_tokens:
-                children[parent].append(node)
-
-        def visit(parent: int) -> None:
-            for node in children[parent]:
-                word, bit = divmod(tokens[node], 32)
-                if out[parent, word] >> bit & 1 and self._matcher.consume_token(tokens[node]):
-                    out[node] = self._fill()
-                    visit(node)
-                    self._matcher.rollback(1)
-
-        visit(0)
+            if not node or token < 0 or token in self._end_tokens or parent not in states:
+                continue
+            word, bit = divmod(token, 32)
+            state = states[parent].deep_copy()
+            if out[parent, word] >> bit & 1 and state.consume_token(token):
+                states[node], out[node] = state, self._mask_after(state)
         return out
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -160,11 +156,11 @@ class Matcher:
             self._mask = None
             self._matcher.consume_token(token)
 
-    def _fill(self) -> Int[np.ndarray, " words"]:
+    def _mask_after(self, matcher: Any) -> Int[np.ndarray, " words"]:
         from llguidance.numpy import fill_next_token_bitmask
 
         out = np.zeros((1, self._words), np.int32)
-        fill_next_token_bitmask(self._matcher, out, 0)
+        fill_next_token_bitmask(matcher, out, 0)
         return out[0]
 
 

@@ -259,6 +259,7 @@ def test_what_cannot_be_mirrored_is_refused(
         generate(target, prompts=[[1]], max_new_tokens=2, mirror=mirror, **how)
 
 
+@pytest.mark.usefixtures("nothing_compiles")
 def test_penalties_are_refused_with_mirror() -> None:
     target, sampling = target_of(0), SamplingConfig(repetition_penalty=1.2)
     how: dict[str, Any] = {"mirror": MirrorConfig(1), "sampling": sampling, "tree": CHAIN}
