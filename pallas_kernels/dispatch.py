@@ -10,8 +10,6 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array
 
-from pallas_kernels.gpus import GPUS
-
 _TILE_ROWS = 8
 
 Implementation = Literal["reference", "mosaic_gpu", "mosaic_gpu_interpret"]
@@ -94,8 +92,11 @@ def why_not_hopper(device: Any) -> str | None:
 
 
 def _cores(device: Any) -> int:
-    known = getattr(device, "core_count", None) or getattr(device, "num_cores", None)
-    return known or GPUS["h100"].cores
+    if known := getattr(device, "core_count", None) or getattr(device, "num_cores", None):
+        return known
+    from pallas_kernels.gpus import GPUS
+
+    return GPUS["h100"].cores
 
 
 def _too_few_workers() -> str | None:

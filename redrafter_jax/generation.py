@@ -13,21 +13,21 @@ from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.config import Grammar, MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
-from redrafter_jax.engine.messages import Event, Request, Token
-from redrafter_jax.engine.mirror import MirrorCounts, check_mirrored
+from redrafter_jax.engine.messages import Event, MirrorCounts, Request, Token
 from redrafter_jax.engine.requests import (
     Batch,
     PerRow,
     Prompts,
     StopTokens,
     check_batch,
+    check_mirrored,
     tokenize,
     with_grammars,
 )
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
-from redrafter_jax.models.joined import parts_of
+from redrafter_jax.models.linear import parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
 from redrafter_jax.text.grammars import CompiledGrammar

@@ -1,7 +1,6 @@
 """Frozen, hashable configurations: static under `jax.jit`, checked on construction."""
 
-from redrafter_jax.config.drafting import MirrorConfig, SamplingConfig, TreeConfig
-from redrafter_jax.config.grammar import Grammar
+from redrafter_jax.config.drafting import Grammar, MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.config.target import (
     Activation,
     Dtype,

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from redrafter_jax.adjustments import adjust_nodes, keep_allowed
 from redrafter_jax.drafters.tree import matching_paths
 from redrafter_jax.parallel.collectives import all_reduce, own_shard, shard_start
 from redrafter_jax.sampling import (
     Pair,
+    adjust_nodes,
     filter_logits,
     join_parts,
+    keep_allowed,
     of_filtered,
     on_gpu,
     reduce_parts,

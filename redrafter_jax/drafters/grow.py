@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.adjustments import of_drafted
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.drafters.ranking import highest, rank_tokens
+from redrafter_jax.sampling import of_drafted
 from redrafter_jax.types import Beams, Sampling
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from redrafter_jax.adjustments import of_drafted
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import Count, FieldError, Natural, require
@@ -31,6 +30,7 @@ from redrafter_jax.drafters.tree import rank_tree
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.linear import linear
 from redrafter_jax.models.target import Decoder
+from redrafter_jax.sampling import of_drafted
 from redrafter_jax.types import DraftReads, KVCache, Scorer, TokenTree, View
 
 MODEL_TYPE = "medusa"

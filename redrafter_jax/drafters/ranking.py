@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from redrafter_jax.adjustments import adjust_drafts
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.parallel.collectives import all_gather, own_shard, shard_start
 from redrafter_jax.sampling import (
     Pair,
+    adjust_drafts,
     filter_logits,
     join_parts,
     of_filtered,

@@ -14,8 +14,7 @@ from redrafter_jax.config import TargetConfig, WeightFormat
 from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.errors import InputError
-from redrafter_jax.models.joined import SeparateWeights
-from redrafter_jax.models.linear import QuantizedWeight
+from redrafter_jax.models.linear import QuantizedWeight, SeparateWeights
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import place

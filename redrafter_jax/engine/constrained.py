@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from redrafter_jax.adjustments import unpack_bits
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.step import as_asked, decide_step, propose, step_noise
@@ -21,6 +20,7 @@ from redrafter_jax.engine.device import put_rows_back, take_rows, with_controls
 from redrafter_jax.engine.gains import Gains, gains_of_step
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import per_shard
+from redrafter_jax.sampling import unpack_bits
 from redrafter_jax.types import SOURCES, Controls, DecodeState, TokenTree
 
 

@@ -14,18 +14,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
-from redrafter_jax.adjustments import adjustment_of, unpack_bits
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.accept import is_stop
 from redrafter_jax.decoding.read import read_chunk
 from redrafter_jax.decoding.step import verified_step
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.engine.gains import Gains, gains_of, gains_of_step
-from redrafter_jax.engine.scores import score_prompt
+from redrafter_jax.engine.gains import Gains, gains_of, gains_of_step, score_prompt
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import init_cache, put_rows, rows_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards, per_shard, shardings
+from redrafter_jax.sampling import adjustment_of, unpack_bits
 from redrafter_jax.types import SOURCES, Controls, DecodeState, Requests, Sampling
 
 Tree = TypeVar("Tree")

@@ -6,7 +6,7 @@ What is decided for a request depends on nothing but the request, as in `generat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,7 +25,6 @@ from redrafter_jax.engine.chunks import (
     next_chunk,
     node_masks,
 )
-from redrafter_jax.engine.constrained import decide_rows, propose_rows
 from redrafter_jax.engine.device import (
     decode_rows,
     empty_rows,
@@ -37,14 +36,14 @@ from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.messages import (
     Counters,
     Event,
+    MirrorCounts,
     QueueFull,
     Request,
     new_drafts,
     new_tokens,
 )
-from redrafter_jax.engine.mirror import Mirror, MirrorCounts, check_mirror, check_mirrored
 from redrafter_jax.engine.pages import pages_for
-from redrafter_jax.engine.requests import check_size, controls_of, slots_for
+from redrafter_jax.engine.requests import check_mirrored, check_size, controls_of, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
@@ -54,6 +53,9 @@ from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards, place, to_host
 from redrafter_jax.types import NO_CHOICE, SOURCES, Controls, DecodeState
+
+if TYPE_CHECKING:
+    from redrafter_jax.engine.mirror import Mirror
 
 # The first one compiles.
 _WARM_UP_TURNS = 4
@@ -130,6 +132,8 @@ class Engine:
       InputError: a size is not possible, or the models do not fit each other.
     """
 
+    mirror: "Mirror | None"
+
     def __init__(
         self,
         target: Target,
@@ -153,6 +157,8 @@ class Engine:
         bound, trees = bind_models(target, drafter, tree)
         mirrored_tree = None
         if mirror is not None:
+            from redrafter_jax.engine.mirror import check_mirror
+
             mirrored_tree = check_mirror(target, bound, trees, mirror, adaptive)
             adaptive, row_counts = False, ()
         config, shards = target.config, data_shards(target.mesh)
@@ -214,8 +220,10 @@ class Engine:
         self._idle = idle_row(target, self._stop_tokens)
         # What reads and proposes on the target's devices.
         self._reader = self.drafter
-        self.mirror: Mirror | None = None
+        self.mirror = None
         if mirror is not None and mirrored_tree is not None:
+            from redrafter_jax.engine.mirror import Mirror
+
             self.mirror = Mirror(
                 target,
                 self.drafter,
@@ -535,6 +543,8 @@ class Engine:
         most = longest_path(tree) - 1
         forced = forced_tokens(rows, count, most if most > 1 else 0)
         models = self.target, self.drafter, self._state, batch, controls
+        from redrafter_jax.engine.constrained import decide_rows, propose_rows
+
         drafted = propose_rows(*models, *place((masks, forced), mesh), tree=tree)
         tokens, parents = to_host((drafted.tokens, drafted.parents))
         allowed: Any = place(node_masks(rows, tokens, parents, self.vocab_size), mesh)

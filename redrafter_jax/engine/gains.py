@@ -1,12 +1,38 @@
-"""What target calls gained the rows of a batch, as arrays."""
+"""What target calls gained the rows of a batch, as arrays, and the scores that are reported of it.
 
+Scores are log-probabilities under the target, before temperature, filters and noise.
+"""
+
+from math import gcd
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from redrafter_jax.engine.scores import Scores, score_tokens
+from redrafter_jax.decoding.accept import log_probs_of
+from redrafter_jax.models.target import Decoder
+from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import SOURCES, StepTrace, Verified
+
+# Places of a prompt whose scores are computed at once: of a whole chunk they would fill memory.
+_BLOCK = 16
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of tokens, and of the likeliest ones at their places.
+
+    Attributes:
+      chosen: of the tokens.
+      top_tokens: at each place the M most likely tokens.
+      top: of these.
+      ranks: how many tokens are as likely as each, itself included; of prompts alone.
+    """
+
+    chosen: Float[Array, "*places P"]
+    top_tokens: Int[Array, "*places P M"]
+    top: Float[Array, "*places P M"]
+    ranks: Int[Array, "*places P"] | None = None
 
 
 class Gains(NamedTuple):
@@ -76,3 +102,52 @@ def gains_of(
     if top is not None and logits is not None:
         scores = score_tokens(logits, tokens, vocab_size, top)
     return Gains(counts, tokens, origins, drafted, scores)
+
+
+def score_tokens(
+    logits: Float[Array, "G P part"], tokens: Int[Array, "G P"], vocab_size: int, top: int
+) -> Scores:
+    """The log-probabilities of tokens and of the M = `top` likeliest ones, by the target's scores.
+
+    On a mesh the scores may be a part of V.
+    """
+    whole = all_gather(logits, vocab_size)
+    top_logits, top_tokens = jax.lax.top_k(whole, top)
+    top_log_probs = top_logits - jax.nn.logsumexp(whole, axis=-1, keepdims=True)
+    return Scores(log_probs_of(whole, tokens), top_tokens, top_log_probs)
+
+
+def score_prompt(
+    decoder: Decoder,
+    hidden: Float[Array, "G C Z"],
+    following: Int[Array, "G C"],
+    top: int,
+) -> Scores:
+    """`score_tokens`, with ranks, of the tokens that follow those of a chunk, past its end garbage.
+
+    Args:
+      decoder: the target.
+      hidden: its hidden states at the chunk's tokens.
+      following: the token after each.
+      top: M.
+    """
+    G, C = following.shape
+    V, block = decoder.config.vocab_size, gcd(C, _BLOCK)
+
+    def score(
+        _: None, places: tuple[Float[Array, "G block Z"], Int[Array, "G block"]]
+    ) -> tuple[None, Scores]:
+        at, tokens = places
+        tokens = jnp.maximum(tokens, 0)
+        whole = all_gather(decoder.logits(at), V)
+        own = jnp.take_along_axis(whole, tokens[..., None], axis=-1)
+        ranks = (whole >= own).sum(axis=-1, dtype=jnp.int32)
+        return None, score_tokens(whole, tokens, V, top)._replace(ranks=ranks)
+
+    def in_blocks(one: Shaped[Array, "G C ..."]) -> Shaped[Array, "blocks G block ..."]:
+        return jnp.moveaxis(one.reshape(G, C // block, block, *one.shape[2:]), 1, 0)
+
+    _, scores = jax.lax.scan(score, None, (in_blocks(hidden), in_blocks(following)))
+    return jax.tree.map(
+        lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(G, C, *leaf.shape[3:]), scores
+    )

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.engine.gains import Gains
-from redrafter_jax.engine.scores import Scores
+from redrafter_jax.engine.gains import Gains, Scores
 from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.types import GRAMMAR
 
@@ -244,3 +243,27 @@ class Counters:
 
         jax.monitoring.register_event_duration_secs_listener(count)
         weakref.finalize(owner, jax.monitoring.unregister_event_duration_listener, count)
+
+
+@dataclass
+class MirrorCounts:
+    """How often the drafter was asked, and whether a tree was ready.
+
+    Attributes:
+      steps: target calls of the whole batch.
+      ahead: drafter calls beside the target's second part, one in each step.
+      now: drafter calls for which the target waited.
+      outcomes: steps of rows that go on after them.
+      prepared: of these, those whose next tree had been drafted ahead.
+    """
+
+    steps: int = 0
+    ahead: int = 0
+    now: int = 0
+    outcomes: int = 0
+    prepared: int = 0
+
+    @property
+    def fallback_rate(self) -> float:
+        """Share of the outcomes for which no tree was ready; 0 where there were none."""
+        return 1 - self.prepared / self.outcomes if self.outcomes else 0.0

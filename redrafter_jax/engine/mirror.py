@@ -1,7 +1,6 @@
 """Mirror decoding from the host: which program runs next, and what crosses between the devices."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -14,7 +13,7 @@ from redrafter_jax.config import MirrorConfig, TargetConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.engine.device import Chunk
 from redrafter_jax.engine.gains import Gains
-from redrafter_jax.engine.messages import Request
+from redrafter_jax.engine.messages import MirrorCounts
 from redrafter_jax.engine.mirror_device import (
     Relay,
     begin_pass,
@@ -32,30 +31,6 @@ from redrafter_jax.parallel.mesh import check_target, data_shards, make_mesh, pl
 from redrafter_jax.types import DecodeState, TokenTree
 
 Tree = TypeVar("Tree")
-
-
-@dataclass
-class MirrorCounts:
-    """How often the drafter was asked, and whether a tree was ready.
-
-    Attributes:
-      steps: target calls of the whole batch.
-      ahead: drafter calls beside the target's second part, one in each step.
-      now: drafter calls for which the target waited.
-      outcomes: steps of rows that go on after them.
-      prepared: of these, those whose next tree had been drafted ahead.
-    """
-
-    steps: int = 0
-    ahead: int = 0
-    now: int = 0
-    outcomes: int = 0
-    prepared: int = 0
-
-    @property
-    def fallback_rate(self) -> float:
-        """Share of the outcomes for which no tree was ready; 0 where there were none."""
-        return 1 - self.prepared / self.outcomes if self.outcomes else 0.0
 
 
 def check_mirror(
@@ -100,19 +75,6 @@ def check_mirror(
         )
     _drafter_devices(target, mirror)
     return tree
-
-
-def check_mirrored(requests: Iterable[Request]) -> None:
-    """Refuse requests that ask for what mirror decoding does not know.
-
-    Raises:
-      InputError: one of them does.
-    """
-    if any(one.grammar is not None or one.sampling.adjusts for one in requests):
-        raise InputError(
-            "A request has penalties, biases, min_tokens or a grammar, which mirror decoding does "
-            "not know; leave them out, or mirror."
-        )
 
 
 def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:

@@ -1,13 +1,12 @@
 """Ragged requests of lists and numbers, checked and padded into arrays."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
 
-from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
-from redrafter_jax.config.grammar import Grammar
+from redrafter_jax.config import DynamicScaling, Grammar, SamplingConfig, TargetConfig
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
@@ -284,6 +283,19 @@ def check_grammar(
         )
 
 
+def check_mirrored(requests: Iterable[Request]) -> None:
+    """Refuse requests that ask for what mirror decoding does not know.
+
+    Raises:
+      InputError: one of them does.
+    """
+    if any(one.grammar is not None or one.sampling.adjusts for one in requests):
+        raise InputError(
+            "A request has penalties, biases, min_tokens or a grammar, which mirror decoding does "
+            "not know; leave them out, or mirror."
+        )
+
+
 def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:
     """A checked request as NumPy's arrays of one row; its tokens are left out.
 
@@ -337,13 +349,13 @@ def controls_of(
     width = max(_BIASES, 1 << max(most - 1, 0).bit_length())
 
     controls = Controls(
-        prompt_lengths=np.zeros(rows, np.int32),
-        min_tokens=np.zeros(rows, np.int32),
-        repetition=np.ones(rows, np.float32),
-        presence=np.zeros(rows, np.float32),
-        frequency=np.zeros(rows, np.float32),
-        bias_tokens=np.full((rows, width), config.vocab_size, np.int32),
-        biases=np.zeros((rows, width), np.float32),
+        prompt_lengths=_filled(0, rows),
+        min_tokens=_filled(0, rows),
+        repetition=_filled(1.0, rows),
+        presence=_filled(0.0, rows),
+        frequency=_filled(0.0, rows),
+        bias_tokens=_filled(config.vocab_size, rows, width),
+        biases=_filled(0.0, rows, width),
     )
     for at, one in asked.items():
         values = (
@@ -356,6 +368,11 @@ def controls_of(
         controls.bias_tokens[at, : len(biases)] = list(biases)
         controls.biases[at, : len(biases)] = list(biases.values())
     return controls
+
+
+def _filled(value: float, *shape: int) -> Any:
+    """An array of whole numbers or of float32, as the value is."""
+    return np.full(shape, value, np.int32 if isinstance(value, int) else np.float32)
 
 
 def slots_for(tokens: int, max_path: int) -> int:

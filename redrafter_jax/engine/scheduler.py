@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from redrafter_jax.engine.gains import Scores
 from redrafter_jax.engine.messages import PromptToken, Request, Token, prompt_tokens
 from redrafter_jax.engine.pages import Holding, PagePool
-from redrafter_jax.engine.scores import Scores
 from redrafter_jax.text.grammars import Matcher
 from redrafter_jax.types import Requests
 

@@ -24,8 +24,7 @@ from redrafter_jax.files.quantized import (
     weight_with_scales,
 )
 from redrafter_jax.files.stored import StoredWeight, dtype_of, is_zero, read_weight
-from redrafter_jax.models.joined import Joint, join, joint_of, parts_of
-from redrafter_jax.models.linear import QuantizedWeight
+from redrafter_jax.models.linear import Joint, QuantizedWeight, join, joint_of, parts_of
 from redrafter_jax.parallel.mesh import check_groups, parameter_spec
 from redrafter_jax.parallel.model import Model, Source
 

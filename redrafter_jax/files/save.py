@@ -19,8 +19,7 @@ from redrafter_jax.files.fields import write_atomically
 from redrafter_jax.files.locate import SINGLE_FILE
 from redrafter_jax.files.parameters import Layout, dotted, is_matrix
 from redrafter_jax.files.quantized import MINIMUM, QUANT_METHOD, SCALE, pack
-from redrafter_jax.models.joined import parts_of
-from redrafter_jax.models.linear import QuantizedWeight, transposed
+from redrafter_jax.models.linear import QuantizedWeight, parts_of, transposed
 from redrafter_jax.parallel.model import Model
 
 

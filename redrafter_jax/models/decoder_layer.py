@@ -10,8 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.models.joined import Joint, joined_linear, joined_param
-from redrafter_jax.models.linear import linear
+from redrafter_jax.models.linear import Joint, joined_linear, joined_param, linear
 from redrafter_jax.models.rotary import rotate
 from redrafter_jax.parallel.collectives import all_reduce
 

@@ -13,7 +13,6 @@ from redrafter_jax.files.fields import read_text
 from redrafter_jax.files.locate import is_gguf
 from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.text.tokenizer import encode, special_tokens
-from redrafter_jax.text.tool_styles import style_of
 
 OWN, NONE = "tokenizer", "none"
 """The tokenizer's own template, and texts as they stand, where templates are chosen by name."""
@@ -194,6 +193,8 @@ def template_of(
         pass
     # Special tokens are no part of an answer's text, so that nothing is between them there.
     unseen = special_tokens(loaded.backend_tokenizer).values()
+    from redrafter_jax.text.tool_styles import style_of
+
     # What is handed to the template anyway.
     own = {"messages", "raise_exception", *inspect.signature(loaded.apply_chat_template).parameters}
     return ChatTemplate(

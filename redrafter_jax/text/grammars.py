@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 from tokenizers import Tokenizer
 
-from redrafter_jax.config.grammar import Grammar
+from redrafter_jax.config import Grammar
 from redrafter_jax.errors import InputError
 
 # JSON as `json.dumps` writes it, on one line: where any white space may come, a small model may

@@ -237,8 +237,8 @@ def test_ctrl_c_stops_an_answer_which_stays_in_the_conversation(
     whole = plain_answer(habitual_target, "uvw", sampling=SamplingConfig())
     write, pieces = Screen.write, count()
 
-    def interrupt(screen: Screen, text: str, gained: int = 1) -> None:
-        write(screen, text, gained)
+    def interrupt(screen: Screen, *arguments: Any) -> None:
+        write(screen, *arguments)
         if next(pieces) == 3:
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -260,7 +260,7 @@ def test_without_a_target_the_fetched_one_decodes_as_the_baseline_or_its_command
     code, out, err = run_redrafter(*words)
     assert (code, out) == (0, plain_text(habitual_target) + "\n")
     assert "acceptance length 1.00" in err
-    drafted = run_redrafter(*words, "--drafter", folders.drafter)
+    drafted = run_redrafter(*words, "--drafter", folders.drafter, "--adaptive", "off")
     assert drafted[:2] == (0, out)
     assert "acceptance length 1.00" not in drafted[2]
 

@@ -20,8 +20,7 @@ from tiny_models import assert_same, logits_error, random_target, tiny_config
 from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.files.convert import convert
 from redrafter_jax.files.parameters import dotted
-from redrafter_jax.models.joined import parts_of
-from redrafter_jax.models.linear import QuantizedWeight, dequantize
+from redrafter_jax.models.linear import QuantizedWeight, dequantize, parts_of
 from redrafter_jax.parallel.mesh import make_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

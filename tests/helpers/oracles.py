@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from redrafter_jax.config import SamplingConfig, TargetConfig, TreeConfig
-from redrafter_jax.models.joined import parts_of
+from redrafter_jax.models.linear import parts_of
 from redrafter_jax.types import Sampling
 
 Array = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ from redrafter_jax.drafters.medusa import MedusaConfig
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig
 from redrafter_jax.files.parameters import dotted, stored_parameters
 from redrafter_jax.files.target_weights import LAYOUT
-from redrafter_jax.models.joined import join, joint_of, parts_of
+from redrafter_jax.models.linear import join, joint_of, parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 

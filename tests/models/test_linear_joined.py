@@ -7,9 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redrafter_jax.models.joined import Joint, SeparateWeights, join, joined_linear, joined_param
-from redrafter_jax.models.joined import take_apart as apart
-from redrafter_jax.models.linear import QuantizedWeight, dequantize, quantize
+from redrafter_jax.models.linear import (
+    Joint,
+    QuantizedWeight,
+    SeparateWeights,
+    dequantize,
+    join,
+    joined_linear,
+    joined_param,
+    quantize,
+)
+from redrafter_jax.models.linear import take_apart as apart
 
 # Three groups, of each three outputs of the first map, and one of the others.
 JOINT = Joint(("q", "k", "v"), 3, (3, 1, 1))
