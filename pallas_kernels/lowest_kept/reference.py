@@ -52,7 +52,7 @@ def _lowest_key(
 ) -> UInt[Array, "B M 1"]:
     """The lowest key above which less than `bound` of the weight lies, found bit by bit.
 
-    32 sums over V take a fraction of a sort's time, the smaller the larger V (docs/sampling.md).
+    32 sums over V instead of a sort.
     """
 
     def decide_bit(step: Array, lowest: UInt[Array, "B M 1"]) -> UInt[Array, "B M 1"]:

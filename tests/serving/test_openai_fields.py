@@ -262,8 +262,13 @@ def test_the_name_of_who_speaks_is_for_the_template_to_read() -> None:
 
 def test_the_documentation_names_every_field_where_it_belongs() -> None:
     text = (ROOT / "docs" / "serving.md").read_text()
-    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", text, flags=re.MULTILINE))
-    kinds = {"taken": TAKEN, "off": OFF, "label": LABELS, "refused": REFUSED}
+    rows = dict(re.findall(r"^\| ([\w ]+) \| (.*) \|$", text, flags=re.MULTILINE))
+    kinds = {
+        "supported": TAKEN,
+        "accepted only with this value": OFF,
+        "ignored": LABELS,
+        "refused": REFUSED,
+    }
     named = {row: set(re.findall(r"`([a-z_]+)(?:: [^`]*)?`", rows[row])) for row in kinds}
     for row, kind in kinds.items():
         fields = {field for route in ROUTES for field in kind[route]}
