@@ -130,6 +130,10 @@ def _grammar_of(
             schema = json.loads(arguments.json_schema.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(f"--json-schema {arguments.json_schema}: {error}") from None
+        except RecursionError:
+            raise InputError(
+                f"--json-schema {arguments.json_schema} is nested too deeply; give a flatter one."
+            ) from None
     compiler = GrammarCompiler(form.tokenizer, files.config.vocab_size, form.stop_tokens)
     return compiler.compile(Grammar(schema, arguments.regex))
 
