@@ -134,8 +134,12 @@ def read_schema(arguments: argparse.Namespace) -> Any:
         return None
     try:
         return json.loads(arguments.json_schema.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"--json-schema {arguments.json_schema}: {error}") from None
+    except RecursionError:
+        raise InputError(
+            f"--json-schema {arguments.json_schema} is nested too deeply; give a flatter one."
+        ) from None
 
 
 def load_prompt_format(

@@ -8,6 +8,7 @@ from typing import Any
 
 from redrafter_jax.engine.messages import PromptToken, Token
 from redrafter_jax.serving.choices import Piece
+from redrafter_jax.serving.openai_messages import NamedTool
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest
 from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
 from redrafter_jax.serving.required_call import CALL_STYLE
@@ -164,11 +165,15 @@ class ChatAnswer(Answer):
     ) -> None:
         super().__init__(service, request, seed, prompts)
         form = service.model.format
-        # By choice, where the template marks reasoning.
+        # By choice, where the template marks reasoning; a form leaves no room for the marks.
         self._splits: list[ReasoningSplit] | None = None
-        if form.template.thinks:
+        if form.template.thinks and request.form is None:
             opened = opens_reasoning(form.tokenizer, prompts[0])
             self._splits = [ReasoningSplit(opened) for _ in range(request.n)]
+        # OpenAI and vLLM end the call of a tool that the request names with "stop".
+        self._named = isinstance(request, ChatRequest) and isinstance(
+            request.tool_choice, NamedTool
+        )
         # By choice, where tools are offered.
         self._calls: list[ToolSplit] | None = None
         if request.offered and service.model.tools is not None:
@@ -204,7 +209,7 @@ class ChatAnswer(Answer):
         return {"delta": told if any(told.values()) or piece.tokens else {}}
 
     def _finish(self, index: int, piece: Piece) -> str | None:
-        called = self._calls is not None and self._calls[index].calls
+        called = self._calls is not None and self._calls[index].called and not self._named
         return "tool_calls" if called and piece.finish == "stop" else piece.finish
 
     def _usage_details(self) -> dict[str, Any]:

@@ -239,7 +239,9 @@ class ChatRequest(BaseRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[Tool] = []
-    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | NamedTool, Field(validate_default=True)
+    ] = "auto"
     parallel_tool_calls: bool = True
 
     @field_validator("tools")
@@ -248,6 +250,13 @@ class ChatRequest(BaseRequest):
         names = [tool.function.name for tool in tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two tools are called {twice[0]!r}; give each a name of its own")
+        for function in (tool.function for tool in tools):
+            kind = (function.parameters or {}).get("type", "object")
+            if kind != "object":
+                raise ValueError(
+                    f"the parameters of {function.name!r} have the type {kind!r:.80}; arguments "
+                    'are an object, so give "type": "object"'
+                )
         return tools
 
     @field_validator("tool_choice")
@@ -263,6 +272,12 @@ class ChatRequest(BaseRequest):
         for name in ("response_format", "structured_outputs", "ignore_eos", "min_tokens"):
             if choice not in ("auto", "none") and others.data.get(name):
                 raise ValueError(f"the answer is held to a call; leave {name} out")
+        for name in ("response_format", "structured_outputs"):
+            if choice == "auto" and names and others.data.get(name):
+                raise ValueError(
+                    f"the answer is held to {name}, so that it can call no tool; give "
+                    f'tool_choice: "none", or leave {name} out'
+                )
         return choice
 
     @field_validator("max_completion_tokens")

@@ -19,8 +19,8 @@ def call_grammar(tools: Sequence[Tool]) -> Grammar:
 
 def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
     """The schema of a call, for that place in a larger one."""
-    # Without a schema any object will do.
-    parameters = tool.function.parameters or {"type": "object"}
+    # Without a schema any object will do; a schema that names no type allows more than objects.
+    parameters = {"type": "object"} | (tool.function.parameters or {})
     return {
         "type": "object",
         "properties": {

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,13 @@ _JSON_STYLE: Any = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
+# Compiled grammars that are kept: a large schema takes a second, and applications send the same
+# few with all of their requests.
+_KEPT = 16
 
 
 class GrammarCompiler:
-    """Makes grammars over one tokenizer, which is prepared once.
+    """Makes grammars over one tokenizer, which is prepared once; the latest ones are kept.
 
     Args:
       tokenizer: the target's.
@@ -34,6 +37,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_tokens = tuple(end_tokens)
+        self._kept = lru_cache(_KEPT)(self._compile)
 
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
         """The grammar over the tokenizer's tokens.
@@ -42,14 +46,22 @@ class GrammarCompiler:
           InputError: a keyword of the schema is not supported, or the grammar cannot be read; or
             llguidance is not installed, or does not know the tokenizer.
         """
+        if grammar.json_schema is None:
+            return self._kept("regex", grammar.regex or "")
+        try:
+            return self._kept("json_schema", json.dumps(grammar.json_schema))
+        except RecursionError:
+            raise InputError("json_schema is nested too deeply; give a flatter one.") from None
+
+    def _compile(self, name: str, stated: str) -> "CompiledGrammar":
+        """The grammar of a JSON Schema or a regular expression, as its text."""
         tokenizer = self._prepared
         from llguidance import LLMatcher
 
-        if grammar.json_schema is not None:
-            name, stated = "json_schema", json.dumps(grammar.json_schema)
+        if name == "json_schema":
             source = LLMatcher.grammar_from_json_schema(stated, overrides=_JSON_STYLE)
         else:
-            name, source = "regex", LLMatcher.grammar_from_regex(grammar.regex or "")
+            source = LLMatcher.grammar_from_regex(stated)
         # It logs to stderr unless it is told not to.
         matcher = LLMatcher(tokenizer, source, log_level=0)
         if matcher.is_error():

@@ -44,7 +44,8 @@ STYLES = {
         repeats=True,
         signs=("<|python_tag|>", "<|start_header_id|>"),
     ),
-    # [TOOL_CALLS][{"name": "f", "arguments": {}}], and since 2025 [TOOL_CALLS]f[ARGS]{}.
+    # [TOOL_CALLS][{"name": "f", "arguments": {}}], and since 2025 [TOOL_CALLS]f[ARGS]{}
+    # or [TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}.
     "mistral": ToolStyle(
         "[TOOL_CALLS]",
         before="[",
@@ -55,8 +56,9 @@ STYLES = {
     ),
 }
 
-# What a mark of the style "mistral" writes between a name and the arguments.
-ARGUMENTS_MARK = "[ARGS]"
+# What the style "mistral" may write between a name and the arguments, and before that an
+# identifier.
+ARGUMENTS_MARK, IDENTIFIER_MARK = "[ARGS]", "[CALL_ID]"
 # Of templates whose calls are no JSON: Qwen 3 Coder's, for one.
 _OTHER_SIGNS = ("<function=",)
 
@@ -88,5 +90,5 @@ def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
 
 
 def _marks(style: ToolStyle) -> Sequence[str]:
-    more = (ARGUMENTS_MARK,) if style.named else ()
+    more = (ARGUMENTS_MARK, IDENTIFIER_MARK) if style.named else ()
     return [mark for mark in (style.opens, style.closes, *more) if mark]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_folders import PairFolders, write_pair
 
-from redrafter_jax import TreeConfig
+from redrafter_jax import InputError, TreeConfig
 from redrafter_jax.commands.options import adaptive_of, open_decoder
 from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.drafters.base import LoadedHead, as_drafter
@@ -71,6 +71,15 @@ def test_without_options_the_tree_is_the_tables_and_it_is_told(
     assert decoder.adaptive is not bool({"--beam-width", "--lookup-tokens"} & {*options})
     assert type(decoder.drafter) is type(as_drafter(None if tree is None else good_drafter))
     assert capsys.readouterr().err == told
+
+
+def test_a_schema_that_is_too_deep_is_refused(folders: PairFolders, tmp_path: Path) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text('{"items": ' * 100_000 + "{}" + "}" * 100_000)
+    models = ["--target", folders.target, "--drafter", folders.drafter, "--prompt", "a"]
+    arguments = read_arguments(["generate", *models, "--json-schema", str(file)])
+    with pytest.raises(InputError, match=r"deep\.json is nested too deeply"):
+        open_decoder(arguments, open_target(folders.target), ["a"])
 
 
 @pytest.mark.parametrize(("words", "adaptive"), [("on", True), ("off", False)])

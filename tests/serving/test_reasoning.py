@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
+from schemas import END, end_tokenizer
 from servers import HTTP, LINES, serving
 
 from redrafter_jax.serving.reasoning import ReasoningSplit
@@ -78,6 +79,19 @@ def test_a_template_that_opens_the_reasoning_is_seen() -> None:
     with serving(FakeEngine(), template=template) as base:
         (choice,) = ask(base, "hm</think>yes", max_tokens=13).json()["choices"]
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", "yes")
+
+
+def test_an_answer_of_a_form_is_not_searched_for_reasoning() -> None:
+    """A grammar has no room for the mark that would close what the template opens."""
+    pytest.importorskip("llguidance", reason="needs the extra structured")
+    template = LINES._replace(
+        thinks=True, render=lambda turns, _: f"{turns[-1]['content']}<think>\n"
+    )
+    options: dict[str, Any] = {"tokenizer": end_tokenizer(), "stop_tokens": (END,)}
+    form = {"response_format": {"type": "json_object"}}
+    with serving(FakeEngine(), template=template, **options) as base:
+        (choice,) = ask(base, '{"a": 1}', max_tokens=8, **form).json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
 
 
 def test_without_marks_there_is_no_reasoning(base: str) -> None:

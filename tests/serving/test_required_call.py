@@ -54,6 +54,13 @@ def test_such_an_answer_is_read_as_a_call() -> None:
     ]
 
 
+def test_arguments_are_an_object_where_a_schema_names_no_type() -> None:
+    bare = {"type": "function", "function": {"name": "f", "parameters": {"minProperties": 1}}}
+    validator = jsonschema.Draft202012Validator(schema_of(bare))
+    for parameters, fits in (({"a": 1}, True), ({}, False), (3, False)):
+        assert validator.is_valid({"name": "f", "parameters": parameters}) == fits
+
+
 @pytest.mark.parametrize("tools", [(TRAVEL,), (NOW, TRAVEL)])
 def test_references_within_a_tools_own_schema_are_kept(tools: Any) -> None:
     validator = jsonschema.Draft202012Validator(schema_of(*tools))

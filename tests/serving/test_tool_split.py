@@ -1,6 +1,7 @@
 """Calls of tools, told from the text of an answer however it comes."""
 
 import json
+import time
 
 import pytest
 from places import ROOT
@@ -55,6 +56,15 @@ def test_recorded_answers_are_read_as_their_authors_parsers_read_them(style: str
         ("llama3", 'It is {"name": "now", "parameters": {}}', "", []),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now{}', "", "both"),
         ("mistral", "[TOOL_CALLS]add me", "[TOOL_CALLS]add me", []),
+        ("mistral", "[TOOL_CALLS]now[CALL_ID]a1b2c3d4e[ARGS]{}", "", [("now", "{}")]),
+        ("mistral", "[TOOL_CALLS]now[CALL_ID]{}", "[TOOL_CALLS]now[CALL_ID]{}", []),
+        # What breaks a call may begin the next one.
+        ("hermes", f" <tool_call>{HERMES}", " <tool_call>", [("add", '{"a": 1}')]),
+        ("hermes", f'<tool_call>{{"name": "add",{HERMES}', '<tool_call>{"name": "add",', "one"),
+        ("mistral", "[TOOL_CALLS][TOOL_CALLS]now{}", "[TOOL_CALLS]", [("now", "{}")]),
+        ("mistral", "[TOOL_CALLS]add[TOOL_CALLS]now{}", "[TOOL_CALLS]add", [("now", "{}")]),
+        # A key that is spelt with escapes is not seen while it comes.
+        ("hermes", '<tool_call>{"n\\u0061me": "add", "arguments": {}}', None, []),
         # The arguments are the target's own text, and may come before the name.
         ("hermes", '<tool_call>{"arguments" : {"b":  [ ]} ,"name":"add"}', "", "swapped"),
         ("hermes", '<tool_call>{"name": "add", "arguments": 7}', None, []),
@@ -73,6 +83,8 @@ def test_what_is_no_call_of_an_offered_tool_stays_text(
     match calls:
         case "both":
             assert told == ("", [("add", '{"a": 1}'), ("now", "{}")])
+        case "one":
+            assert told == (said, [("add", '{"a": 1}')])
         case "swapped":
             assert told == ("", [("add", '{"b":  [ ]}')])
         case _:
@@ -100,6 +112,55 @@ def test_a_stream_tells_arguments_as_they_come() -> None:
 def test_a_call_that_breaks_off_in_a_stream_ends_there_and_the_rest_is_text() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": 1, oh no</tool_call>'
     assert read("hermes", text, 1) == ("oh no</tool_call>", [("add", '{"a": 1, ')])
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        (HERMES, True),
+        (HERMES.replace("}}", "} oh no"), False),
+        (HERMES.replace("1}}", "1"), False),
+        (HERMES.replace("1}}", "}}"), False),
+    ],
+)
+def test_calls_that_break_off_do_not_count(text: str, called: bool) -> None:
+    split = ToolSplit(STYLES["hermes"], NAMES, streams=True)
+    begun = [split.push(character).calls for character in text]
+    split.finish()
+    assert any(begun)
+    assert split.called is called
+
+
+def seconds(style: str, text: str, size: int) -> float:
+    """Time of this process alone that it takes to read an answer; the least of three."""
+    times = []
+    for _ in range(3):
+        split, begin = ToolSplit(STYLES[style], NAMES, streams=True), time.process_time()
+        for at in range(0, len(text), size):
+            split.push(text[at : at + size])
+        split.finish()
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+@pytest.mark.parametrize(
+    ("style", "begin", "repeated", "size"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "', "x", 1),
+        ("hermes", '<tool_call>{"name": "', "x", 1),
+        ("hermes", "", " ", 1),
+        ("hermes", "<tool_call>", " ", 1),
+        ("hermes", "", "<tool_call>x", 10**6),
+        ("hermes", "", HERMES, 10**6),
+        ("llama3", "", '{"a": ', 1),
+        ("mistral", "[TOOL_CALLS]", "a", 1),
+    ],
+)
+def test_the_work_grows_as_the_answer(style: str, begin: str, repeated: str, size: int) -> None:
+    """Where it grew as the square, an answer 16 times as long took 256 times as long."""
+    once = 4_000 // len(repeated)
+    short, long = (seconds(style, begin + repeated * (once * times), size) for times in (1, 16))
+    assert long < 100 * max(short, 1e-4)
 
 
 def test_one_call_alone_is_told_where_one_alone_is_asked_for() -> None:

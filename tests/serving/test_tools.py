@@ -107,6 +107,17 @@ def test_the_reason_of_an_answers_end_is_its_calls_unless_it_was_cut(
     assert ask(tooled, **asked)["choices"][0]["finish_reason"] == reason
 
 
+def test_a_call_that_breaks_off_in_a_stream_ends_with_stop(tooled: str) -> None:
+    content = CALL.replace("}}", "} oh no")
+    asked: dict[str, Any] = {"model": "tiny", "seed": SKIPPED, "tools": [ADD], "stream": True}
+    asked |= {"messages": [{"role": "user", "content": content}], "stop": "</tool"}
+    lines = HTTP.post(f"{tooled}/v1/chat/completions", json=asked).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert any(choice["delta"].get("tool_calls") for choice in choices)
+    assert choices[-1]["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize(
     ("asked", "field", "words"),
     [
@@ -122,6 +133,20 @@ def test_the_reason_of_an_answers_end_is_its_calls_unless_it_was_cut(
         ),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "it needs tools"),
         ({"tools": [ADD, ADD]}, "tools", "two tools are called 'add'"),
+        (
+            {"response_format": {"type": "json_object"}},
+            "tool_choice",
+            'give tool_choice: "none", or leave response_format out',
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+                ]
+            },
+            "tools",
+            "the parameters of 'f' have the type 'array'",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]},
             "tools.0.function.strict",

@@ -90,6 +90,24 @@ def test_what_is_not_supported_is_refused_by_name(grammar: Grammar, words: str) 
         compiled(grammar)
 
 
+def test_the_latest_grammars_are_kept() -> None:
+    grammars = byte_grammars()
+    first = grammars.compile(Grammar({"const": 1}))
+    assert grammars.compile(Grammar({"const": 1})) is first
+    assert grammars.compile(Grammar(regex='{"const": 1}')) is not first
+    for number in range(2, 30):
+        grammars.compile(Grammar({"const": number}))
+    assert grammars.compile(Grammar({"const": 1})) is not first
+
+
+def test_a_schema_that_is_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100_000):
+        schema = {"items": schema}
+    with pytest.raises(InputError, match="nested too deeply"):
+        compiled(Grammar(schema))
+
+
 def test_a_grammar_is_one_of_two() -> None:
     wrong: list[dict[str, Any]] = [{}, {"json_schema": {}, "regex": "a"}]
     for arguments in wrong:

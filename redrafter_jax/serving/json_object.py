@@ -1,0 +1,130 @@
+"""A JSON object that is read while it is written."""
+
+import json
+import re
+from io import StringIO
+from typing import Any
+
+# What JSON has outside of strings, besides marks: numbers, true, false, null and spaces.
+_MARK = re.compile(r"[^ \t\r\n\-+.0123456789eEtrufalsn]")
+_NO_SPACE = re.compile(r"[^ \t\r\n]")
+_IN_STRING = re.compile(r'["\\]')
+
+
+class JsonObject:
+    """The text of a JSON object as it comes, and where the values of its own keys lie.
+
+    Attributes:
+      length: number of characters that have come.
+      ended: whether the object is complete.
+      broken: whether what comes next is what no JSON holds outside of strings.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.ended = self.broken = False
+        # Appends and gives parts in time that grows with the part alone.
+        self._text = StringIO()
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._key: str | None = None  # whose value comes
+        self._key_begin = 0
+        self._awaits = False  # whether nothing of that value has come
+        self._spans: dict[str, tuple[int, int | None]] = {}
+        self._values: dict[str, Any] = {}
+
+    def push(self, text: str, begin: int) -> int:
+        """Take what comes in a text from a place on; the place where the object ends or breaks."""
+        shift, at = self.length - begin, begin
+        while at < len(text) and not self.ended:
+            if self._in_string:
+                at = self._take_string(text, at)
+                continue
+            if self._awaits and (found := _NO_SPACE.search(text, at)):
+                self._spans.setdefault(self._key or "", (found.start() + shift, None))
+                self._awaits = False
+            found = _MARK.search(text, at)
+            at = found.start() if found else len(text)
+            if not found:
+                break
+            if found[0] == ":":  # after a key, which is read
+                self._write(text, at, shift)
+            if not self._take_mark(found[0], at + shift):
+                self.broken = True
+                break
+            at += 1
+        self._write(text, at, shift)
+        return at
+
+    def _write(self, text: str, end: int, shift: int) -> None:
+        """Add what is new up to a place of the text, which is `shift` further on in the object."""
+        self._text.seek(self.length)
+        self._text.write(text[self.length - shift : end])
+        self.length = end + shift
+
+    def part(self, begin: int, end: int) -> str:
+        """The text between two places."""
+        self._text.seek(begin)
+        return self._text.read(max(0, end - begin))
+
+    def span(self, key: str) -> tuple[int, int] | None:
+        """Where the value of a key lies, as far as it has come; None where nothing of it has."""
+        begin, end = self._spans.get(key, (None, None))
+        return None if begin is None else (begin, self.length if end is None else end)
+
+    def value(self, key: str) -> Any:
+        """The value of a key; None where it is not complete, or no JSON."""
+        begin, end = self._spans.get(key, (0, None))
+        if end is None:
+            return None
+        if key not in self._values:
+            try:
+                self._values[key] = json.loads(self.part(begin, end))
+            except (ValueError, RecursionError):
+                self._values[key] = None
+        return self._values[key]
+
+    def _take_string(self, text: str, at: int) -> int:
+        """Take what comes of a string; the place after it."""
+        if self._escaped:
+            self._escaped = False
+            return at + 1
+        found = _IN_STRING.search(text, at)
+        if not found:
+            return len(text)
+        self._escaped = found[0] == "\\"
+        self._in_string = self._escaped
+        return found.end()
+
+    def _take_mark(self, mark: str, at: int) -> bool:
+        """Take a character outside of strings; whether JSON may hold it there."""
+        match mark:
+            case '"':
+                self._in_string = True
+                if self._key is None:
+                    self._key_begin = at
+            case ":":
+                if self._depth == 1 and self._key is None:
+                    self._key = self.part(self._key_begin, at).strip().strip('"')
+                    self._awaits = True
+            case ",":
+                if self._depth == 1:
+                    self._end_value(at)
+                    self._key = None
+            case "{" | "[":
+                self._depth += 1
+            case "}" | "]":
+                self._depth -= 1
+                self.ended = self._depth == 0
+                if self._depth < 2:
+                    self._end_value(at + self._depth)
+            case _:
+                return False
+        return True
+
+    def _end_value(self, at: int) -> None:
+        """The value of the key ends there, unless it ended before."""
+        self._awaits = False
+        if self._key in self._spans:
+            begin, end = self._spans[self._key]
+            self._spans[self._key] = begin, at if end is None else end
