@@ -52,6 +52,8 @@ class GrammarCompiler:
             return self._kept("json_schema", json.dumps(grammar.json_schema))
         except RecursionError:
             raise InputError("json_schema is nested too deeply; give a flatter one.") from None
+        except TypeError as error:
+            raise InputError(f"json_schema is no JSON: {_in_short(str(error))}") from None
 
     def _compile(self, name: str, stated: str) -> "CompiledGrammar":
         """The grammar of a JSON Schema or a regular expression, as its text."""
