@@ -1,13 +1,6 @@
 "use strict";
 /** The conversation: asked, streamed, stopped, tried again, and kept in this browser. */
 const $ = (id) => document.getElementById(id);
-const add = (parent, tag, name = "", text = "") => {
-  const made = document.createElement(tag);
-  if (name) made.className = name;
-  made.textContent = text;
-  parent.append(made);
-  return made;
-};
 
 const SEEDS = 2 ** 31;
 const KEPT = "redrafter";  // in the browser's storage
