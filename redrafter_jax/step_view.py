@@ -21,10 +21,18 @@ from redrafter_jax.types import SOURCES, StepTrace
 
 # Pixels of a node, and between two of them.
 _WIDTH, _HEIGHT, _APART, _BELOW = 130, 26, 36, 12
-_STYLE = (
-    "text{font:13px ui-monospace,monospace;fill:#1b2028}.p{font-size:11px;fill:#586274}"
-    "rect{fill:#f3f5f8;stroke:#c3cad6}.yes rect{fill:#d1e4ff;stroke:#1d5dbe;stroke-width:2}"
-    "path{fill:none;stroke:#c3cad6}path.yes{stroke:#1d5dbe;stroke-width:2}"
+# Notebooks put the picture into their page, whose other pictures this style must leave alone.
+_CLASS = "redrafter-step"
+_STYLE = "".join(
+    f".{_CLASS} {rule}"
+    for rule in (
+        "text{font:13px ui-monospace,monospace;fill:#1b2028}",
+        ".p{font-size:11px;fill:#586274}",
+        "rect{fill:#f3f5f8;stroke:#c3cad6}",
+        ".yes rect{fill:#d1e4ff;stroke:#1d5dbe;stroke-width:2}",
+        "path{fill:none;stroke:#c3cad6}",
+        "path.yes{stroke:#1d5dbe;stroke-width:2}",
+    )
 )
 
 
@@ -229,7 +237,8 @@ def _svg(drawn: _Drawn) -> str:
     width = 20 + _WIDTH + max(depth for depth, _ in places.values()) * (_WIDTH + _APART)
     height = 20 + _HEIGHT + max(level for _, level in places.values()) * (_HEIGHT + _BELOW)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" '
+        f'viewBox="0 0 {width} {height:g}" '
         f'width="{width}" height="{height:g}" role="img"><style>{_STYLE}</style>'
         f'<rect width="{width}" height="{height:g}" style="fill:#fff;stroke:none"/>'
         f"{''.join(lines)}{''.join(boxes)}</svg>"

@@ -68,6 +68,16 @@ def test_the_picture_is_of_the_same_nodes_and_its_texts_are_escaped() -> None:
         assert 0 <= float(str(y)) <= height - 26
 
 
+def test_the_style_of_the_picture_is_for_itself_alone() -> None:
+    picture = ET.fromstring(show_tree(traced(), LETTERS).svg)
+    style = picture.findtext("{http://www.w3.org/2000/svg}style") or ""
+    selectors = [rule.partition("{")[0] for rule in style.split("}") if rule]
+    assert len(selectors) > 1
+    for selector in selectors:
+        assert selector.startswith(f".{picture.get('class')} ")
+        assert "," not in selector
+
+
 def test_what_cannot_be_shown_is_refused() -> None:
     with pytest.raises(InputError, match="The text of this row ended before the step"):
         show_tree(traced(gained=jnp.asarray([0])), LETTERS)

@@ -11,14 +11,17 @@ import yaml
 
 from redrafter_jax.drafters.kinds import KINDS
 from redrafter_jax.files.fields import write_atomically
+from redrafter_jax.files.locate import is_gguf
+from redrafter_jax.files.publish import CARD, NOT_STATED
 
 from .config import LOSSES, TrainSettings
 
-NAME = "README.md"
 # Marks a card as one to be written anew; whoever edits a card takes the line out.
 _MARK = "<!-- Written with the head. Take this line out to keep your own words. -->"
 # What the hub's schema says where no licence of its list was chosen.
-_LICENCE = {"license": "other", "license_name": "not-stated"}
+_LICENCE = {"license": "other", "license_name": NOT_STATED}
+# In commands in place of a target that has no name on the hub.
+_TARGET = "path/or/hub-id/of/the/target"
 
 
 def write_card(settings: TrainSettings, report: Path | None = None) -> None:
@@ -29,7 +32,7 @@ def write_card(settings: TrainSettings, report: Path | None = None) -> None:
       report: `compare.json` of `eval compare`, of which the card tells figures.
     """
     folder = settings.output_dir / "drafter"
-    path = folder / NAME
+    path = folder / CARD
     if path.exists() and _MARK not in path.read_text(encoding="utf-8"):
         return
     data = json.loads((settings.output_dir / "data.json").read_text(encoding="utf-8"))
@@ -40,7 +43,8 @@ def write_card(settings: TrainSettings, report: Path | None = None) -> None:
 def _card(
     settings: TrainSettings, data: list[dict[str, Any]], report: dict[str, Any] | None
 ) -> str:
-    target = _public_name(str(settings.target))
+    given = str(settings.target)
+    target = _public_name(given)
     head = yaml.safe_dump(_header(settings), sort_keys=False, allow_unicode=True)
     title = next(kind.title for kind in KINDS if kind.name == settings.drafter.kind)
     parts = [
@@ -51,11 +55,11 @@ def _card(
         "redrafter-jax. The text is the target's own, whatever is drafted; a better head makes it "
         "come faster.",
         "## Use",
-        _use(target),
+        _use(_hub_id(given), target),
         "## Training",
         _training(settings, data),
         "## Figures",
-        _figures(report) if report else _no_figures(target),
+        _figures(report) if report else _no_figures(_hub_id(given) or _TARGET),
         "## Licence",
         "Not stated yet: set `license` above. A head that was trained on a model's hidden states "
         "and words may be bound by that model's licence.",
@@ -78,9 +82,17 @@ def _header(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _hub_id(name: str) -> str | None:
-    """The name if it is an id of the hub, and no path of this machine."""
-    parts = PurePath(name).parts
-    return name if len(parts) == 2 and parts[0] != "/" and not Path(name).exists() else None
+    """The name if it is an id of the hub, and no path of this machine, there or not."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if name.count("/") != 1 or Path(name).exists() or is_gguf(Path(name)):
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
 
 
 def _public_name(name: str) -> str:
@@ -88,8 +100,15 @@ def _public_name(name: str) -> str:
     return _hub_id(name) or PurePath(name).name
 
 
-def _use(target: str) -> str:
-    return f"""```bash
+def _use(hub_id: str | None, name: str) -> str:
+    target = hub_id or _TARGET
+    place = (
+        ""
+        if hub_id
+        else f"The target was a folder or a file, `{name}`: put its path, or its id on the hub, in "
+        f"place of `{target}`.\n\n"
+    )
+    return f"""{place}```bash
 redrafter chat --target {target} --drafter path/or/hub-id/of/this/head
 redrafter serve --target {target} --drafter path/or/hub-id/of/this/head
 ```
@@ -131,7 +150,7 @@ def _training(settings: TrainSettings, data: list[dict[str, Any]]) -> str:
         [
             _table(("data", "records", "tokens", "tokens that carry loss"), rows),
             _table(("setting", "value"), stated.items()),
-            "`config.yaml` of the run has all settings; `python -m train --config config.yaml` "
+            "`config.yaml` of the run has all settings; `redrafter-train --config config.yaml` "
             "repeats it.",
         ]
     )
@@ -170,7 +189,7 @@ def _figures(report: dict[str, Any]) -> str:
             f"{report['batch_size']}; medians (quartiles), prefill included. Prompts that training "
             "did not read, by kind:",
             _table((*columns, "speed-up"), rows),
-            "```bash\npython -m eval compare --config compare.yaml\n```",
+            "```bash\nredrafter-eval compare --config compare.yaml\n```",
             "`compare.yaml` names target, head, prompts and trees.",
         ]
     )
@@ -185,7 +204,7 @@ def _no_figures(target: str) -> str:
     return (
         "None yet. In a checkout of redrafter-jax this looks for the fastest tree and measures "
         "it:\n\n```bash\n"
-        f"python -m eval tune --config configs/tune.yaml target={target} "
+        f"redrafter-eval tune --config configs/tune.yaml target={target} "
         "drafter=path/of/this/head prompts=prompts.jsonl\n```"
     )
 

@@ -35,7 +35,7 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
             setattr(arguments, option, str(Path(given).resolve()))
     endpoint = Endpoint(arguments.host, arguments.port, arguments.api_key)
     warn_if_open(arguments)
-    own = "RAY_ADDRESS" not in os.environ
+    own = not os.environ.get("RAY_ADDRESS")
     if own:
         listen(endpoint.host, endpoint.port).close()  # refuses one that is taken
     cluster = Cluster(own)

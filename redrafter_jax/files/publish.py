@@ -1,5 +1,7 @@
 """A head's folder on the Hugging Face hub."""
 
+from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,8 +9,13 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import TREE_TABLE
 
 CARD = "README.md"
-# What a folder of a head holds for others: nothing else is uploaded.
+# What a card states, as `license_name`, where nobody has chosen a licence.
+NOT_STATED = "not-stated"
+# What a folder of a head holds for others, itself and not in folders of its own: nothing else is
+# uploaded.
 _FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", TREE_TABLE, CARD)
+# The hub's answers that another token may change.
+_NO_RIGHT = (401, 403)
 
 
 class Published(NamedTuple):
@@ -28,10 +35,10 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
 
     Raises:
       InputError: the id is none, the folder has no card or one that the hub could not read, nobody
-        is logged in, or the hub does not take the files.
+        is logged in, or the hub does not take the files, for whatever reason.
     """
     from huggingface_hub import HfApi, ModelCard
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     try:
@@ -61,19 +68,32 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
         commit = api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=list(_FILES),
+            allow_patterns=list(_patterns(folder)),
             commit_message="A draft head for redrafter-jax",
         )
     # httpx, hf_xet and the file system raise errors of their own, which have no base in common.
     except Exception as error:
         cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        way_out = (
+            "log in with a token that may write, by `hf auth login`, or set HF_TOKEN"
+            if status in _NO_RIGHT
+            else "push again when that is mended"
+        )
         raise InputError(
-            f"The Hugging Face hub did not take {repository!r} ({cause}); log in with a token that "
-            "may write, by `hf auth login`, or set HF_TOKEN."
+            f"The Hugging Face hub did not take {repository!r} ({cause}); {way_out}."
         ) from None
     stated = card.data.to_dict()
     unlicensed = stated.get("license") in (None, "other") and stated.get("license_name") in (
         None,
-        "not-stated",
+        NOT_STATED,
     )
     return Published(str(commit.repo_url), unlicensed)
+
+
+def _patterns(folder: Path) -> Iterator[str]:
+    """For each file to upload a pattern of it alone; the client's own `*` means folders too."""
+    for pattern in _FILES:
+        for path in folder.glob(pattern):
+            if path.is_file():
+                yield escape(path.name)

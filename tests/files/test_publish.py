@@ -22,7 +22,7 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.made: list[dict[str, object]] = []
         self.files: dict[str, bytes] = {}
-        self.refuses = False
+        self.refuses_with: int | None = None
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -30,8 +30,8 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.refuses:
-            self._answer(403, {"error": "no right to write"})
+        if self.server.refuses_with is not None:
+            self._answer(self.server.refuses_with, {"error": "no right to write"})
         elif self.path == "/api/repos/create":
             self.server.made.append(json.loads(body))
             self._answer(200, {"url": f"{self._base}/some/head"})
@@ -92,7 +92,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("config.json", "model.safetensors", "draft.yaml", "notes.txt"):
+    (tmp_path / "run").mkdir()
+    for name in (
+        *("config.json", "model.safetensors", "model[1].safetensors", "draft.yaml", "notes.txt"),
+        *("run/config.json", "run/state.pt", "run/optimizer.bin", "run/model.safetensors"),
+    ):
         (tmp_path / name).write_text(f"content of {name}")
     (tmp_path / "README.md").write_text(CARD)
     return tmp_path
@@ -103,7 +107,8 @@ def test_what_others_need_is_uploaded_and_nothing_else(hub: FakeHub, folder: Pat
     assert published.address.endswith("/some/head")
     assert not published.unlicensed
     assert [(made["name"], made["organization"]) for made in hub.made] == [("head", "some")]
-    assert hub.files.keys() == {"config.json", "model.safetensors", "draft.yaml", "README.md"}
+    heads = {"model.safetensors", "model[1].safetensors"}
+    assert hub.files.keys() == {"config.json", "draft.yaml", "README.md"} | heads
     for name, content in hub.files.items():
         assert content == (folder / name).read_bytes()
 
@@ -114,10 +119,14 @@ def test_a_card_without_a_licence_is_told_of(hub: FakeHub, folder: Path, stated:
     assert publish(folder, "some/head").unlicensed
 
 
-def test_a_hub_that_refuses_is_a_sentence(hub: FakeHub, folder: Path) -> None:
-    hub.refuses = True
-    with pytest.raises(InputError, match=r"did not take 'some/head' \(.*403.*hf auth login"):
+@pytest.mark.parametrize("status", [401, 403, 409, 413])
+def test_a_hub_that_refuses_is_a_sentence_of_its_cause(
+    hub: FakeHub, folder: Path, status: int
+) -> None:
+    hub.refuses_with = status
+    with pytest.raises(InputError, match=rf"did not take 'some/head' \(.*{status}.*\); ") as told:
         publish(folder, "some/head")
+    assert ("hf auth login" in str(told.value)) == (status in (401, 403))
     assert hub.files == {}
 
 

@@ -157,6 +157,29 @@ def test_a_conversation_stays_until_a_new_one_begins(page: Page) -> None:
     expect(page.locator(".welcome")).to_be_visible()
 
 
+BROKEN = {
+    "no JSON": "{",
+    "no object": "5",
+    "another form": '{"settings": {"limit": "7"}, "turns": [{"question": "old"}]}',
+    "no answer": '{"form": 1, "turns": [{"question": "a", "seed": 0}]}',
+    "no tokens": '{"form": 1, "turns": [{"question": "a", "answer": {"text": "b", "shown": "b"}}]}',
+    "no turns": '{"form": 1, "turns": 3}',
+}
+
+
+@pytest.mark.parametrize("record", BROKEN.values(), ids=BROKEN)
+def test_a_record_that_cannot_be_read_is_as_none(page: Page, record: str) -> None:
+    page.evaluate("record => localStorage.setItem('redrafter', record)", record)
+    page.reload()
+    expect(page.locator("#model")).to_contain_text("tiny")
+    expect(page.locator(".welcome")).to_be_visible()
+    assert page.locator("article").count() == 0
+    set_up(page, tokens=4, seed=0, compare=False)
+    ask(page, "abcd")
+    page.reload()
+    expect(page.locator(".answer .text")).to_have_text("abcd")
+
+
 def test_nothing_secret_is_kept(page: Page) -> None:
     setting(page, "key", "secret")
     ask(page, "abcd")

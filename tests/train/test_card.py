@@ -88,6 +88,18 @@ def test_a_target_of_a_folder_is_named_by_its_last_part(run: TrainSettings, tmp_
     assert "secret" not in card(run).text
 
 
+@pytest.mark.parametrize("target", ["model.gguf", "models/model.gguf", "../model", "a/b/model"])
+def test_a_target_without_a_name_on_the_hub_has_a_place_in_the_commands(
+    run: TrainSettings, target: str
+) -> None:
+    write_card(run.model_copy(update={"target": Path(target)}))
+    assert "base_model" not in card(run).data.to_dict()
+    text = card(run).text
+    assert f"The target was a folder or a file, `{Path(target).name}`: put its path" in text
+    assert "redrafter serve --target path/or/hub-id/of/the/target --drafter" in text
+    assert "python -m" not in text
+
+
 def test_figures_come_by_kind_of_prompt_with_their_command(
     run: TrainSettings, tmp_path: Path
 ) -> None:
@@ -98,7 +110,7 @@ def test_figures_come_by_kind_of_prompt_with_their_command(
     assert "| greedy | all | 8 | head | 1.75 | 1.25 (1.14 to 1.34) |" in text
     assert "| greedy | coding | 3 | head | 2.00 |  |" in text
     assert "a processor, 2 cores, float32, batch size 1" in text
-    assert "python -m eval compare --config compare.yaml" in text
+    assert "redrafter-eval compare --config compare.yaml" in text
 
 
 def test_a_card_that_somebody_has_edited_stays(run: TrainSettings) -> None:

@@ -46,7 +46,7 @@ class Endpoint:
 
 
 class _GuardedFront:
-    """The endpoint's deployment."""
+    """The endpoint's deployment: one process, whose loss ends all streams."""
 
     def __init__(self, engines: Any, endpoint: Endpoint, max_body: int) -> None:
         self._app = Guard(
@@ -112,6 +112,9 @@ class Cluster:
     Args:
       own: whether it begins and ends with this process; else it is the one that the environment's
         RAY_ADDRESS names.
+
+    Raises:
+      InputError: there is no such cluster.
     """
 
     def __init__(self, own: bool) -> None:
@@ -119,8 +122,15 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if own:
             ray.init("local", include_dashboard=False)
-        else:
+            return
+        try:
             ray.init()
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+            raise InputError(
+                f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, where no cluster can be joined: "
+                f"{cause}; start one by `ray start --head`, or unset RAY_ADDRESS."
+            ) from None
 
     def deploy(self, application: serve.Application, endpoint: Endpoint) -> None:
         """Serve the application, in place of an earlier one of this name, replica by replica.

@@ -32,7 +32,8 @@ class Front:
     """The ASGI application of the endpoint.
 
     A replica that is lost ends its streams with one error event. A request of which nothing was
-    told yet goes to another replica, once.
+    told yet goes to another replica, once. The endpoint itself is one process: when that is lost,
+    the streams of all replicas break off without a word.
 
     Args:
       engines: the replicas, as Ray Serve calls them.
@@ -57,7 +58,10 @@ class Front:
             pass
 
     async def _metrics(self) -> Response:
-        pages = await self._engines.broadcast("metrics").results_async()
+        try:
+            pages = await self._engines.broadcast("metrics").results_async()
+        except (RayError, RayServeException):  # until Ray Serve leaves the lost one out
+            raise _lost() from None
         return Response(joined_pages(dict(pages)), media_type="text/plain; version=0.0.4")
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:

@@ -4,14 +4,6 @@ const Answer = (() => {
   const BARS = 60, TALLEST = 6;  // calls in the chart; tokens of its highest bar
   const SVG = "http://www.w3.org/2000/svg";
 
-  const add = (parent, tag, name = "", text = "") => {
-    const made = document.createElement(tag);
-    if (name) made.className = name;
-    made.textContent = text;
-    parent.append(made);
-    return made;
-  };
-
   class Answer {
     /** With `written` the text is shown as the target wrote it, else as Markdown. */
     constructor(parent, title, view) {

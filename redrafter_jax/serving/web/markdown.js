@@ -10,7 +10,7 @@ const Markdown = (() => {
   const DEEPEST = 8;  // of lists and quotes in one another
   const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
   const HEADING = /^ {0,3}(#{1,6})(?: +|$)/;
-  const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
+  const RULE = /^ {0,3}([-*_])/;
   const QUOTE = /^ {0,3}> ?/;
   const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: {1,4}|$)/;
   const COLUMNS = /^ {0,3}\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$|^ {0,3}\| *:?-+:? *$/;
@@ -27,13 +27,6 @@ const Markdown = (() => {
   // Of these the order of letters on the screen is not their order in the text.
   const OVERRIDES = /([\u202a-\u202e\u2066-\u2069])/;
 
-  const add = (parent, tag, name = "") => {
-    const made = document.createElement(tag);
-    if (name) made.className = name;
-    parent.append(made);
-    return made;
-  };
-
   /** Text as it stands; characters that turn its direction are shown by their numbers. */
   function addText(parent, text) {
     for (const part of text.split(OVERRIDES)) {
@@ -42,6 +35,36 @@ const Markdown = (() => {
           "U+" + part.codePointAt(0).toString(16).toUpperCase();
       } else if (part) parent.append(part);
     }
+  }
+
+  /** Whether a line is a rule: three marks of one kind or more, and spaces. */
+  function isRule(line) {
+    const begun = RULE.exec(line);
+    if (!begun) return false;
+    let marks = 0;
+    for (let at = begun[0].length - 1; at < line.length; at++) {
+      if (line[at] === begun[1]) marks++;
+      else if (line[at] !== " ") return false;
+    }
+    return marks >= 3;
+  }
+
+  /** Where a line ends from a place on, less the hashes that close a heading, and spaces. */
+  function headingEnd(text, from, to) {
+    const before = (mark, end) => {
+      while (end > from && text[end - 1] === mark) end--;
+      return end;
+    };
+    const end = before(" ", to), hashes = before("#", end);
+    // They stand apart from what they close.
+    return hashes === from || text[hashes - 1] === " " ? before(" ", hashes) : end;
+  }
+
+  /** An address less the marks that end the sentence around it. */
+  function trimAddress(address) {
+    let end = address.length;
+    while (end > 0 && ".,;:!?)}".includes(address[end - 1])) end--;
+    return address.slice(0, end);
   }
 
   /** The address of a link if it leads to the web or to a mailbox, else null. */
@@ -86,7 +109,7 @@ const Markdown = (() => {
     const isContainer = (line) => depth < DEEPEST && (QUOTE.test(line) || ITEM.test(line));
     const begins = (i) => {
       const line = read(i);
-      return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || isContainer(line) || isTable(i);
+      return FENCE.test(line) || HEADING.test(line) || isRule(line) || isContainer(line) || isTable(i);
     };
     for (let i = 0; i < lines.length;) {
       const line = read(i), { from } = lines[i];
@@ -99,11 +122,10 @@ const Markdown = (() => {
         yield { kind: "code", from, language: found[2].trim(), lines: lines.slice(first, i) };
         i++;
       } else if ((found = HEADING.exec(line))) {
-        const closing = /(?: +#+)? *$/.exec(line.slice(-ROW));
-        const to = Math.max(from + found[0].length, lines[i].to - closing[0].length);
-        yield { kind: "heading", from, level: found[1].length, lines: [{ from: from + found[0].length, to }] };
+        const begun = from + found[0].length, to = headingEnd(text, begun, lines[i].to);
+        yield { kind: "heading", from, level: found[1].length, lines: [{ from: begun, to }] };
         i++;
-      } else if (RULE.test(line)) {
+      } else if (isRule(line)) {
         yield { kind: "rule", from };
         i++;
       } else if (depth < DEEPEST && QUOTE.test(line)) {
@@ -137,7 +159,7 @@ const Markdown = (() => {
     for (; i < lines.length; i++) {
       const line = read(i), spaces = /^ */.exec(line)[0].length;
       const found = ITEM.exec(line), blank = !line.trim();
-      const sibling = found && !RULE.test(line) && (item === null || spaces < Math.min(inset, outermost + 2)) &&
+      const sibling = found && !isRule(line) && (item === null || spaces < Math.min(inset, outermost + 2)) &&
         /\d/.test(found[2]) === numbered;
       if (sibling) {
         inset = found[0].length;
@@ -261,7 +283,7 @@ const Markdown = (() => {
       } else if (text[at] === "h") {
         ADDRESS.lastIndex = at;
         const found = ADDRESS.exec(text);
-        const address = found ? found[0].slice(0, to - at).replace(/[.,;:!?)}]+$/, "") : "";
+        const address = found ? trimAddress(found[0].slice(0, to - at)) : "";
         if (!address || !safeAddress(address)) { at++; continue; }
         before();
         end = at + address.length;

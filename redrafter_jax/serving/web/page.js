@@ -1,16 +1,9 @@
 "use strict";
 /** The conversation: asked, streamed, stopped, tried again, and kept in this browser. */
 const $ = (id) => document.getElementById(id);
-const add = (parent, tag, name = "", text = "") => {
-  const made = document.createElement(tag);
-  if (name) made.className = name;
-  made.textContent = text;
-  parent.append(made);
-  return made;
-};
 
 const SEEDS = 2 ** 31;
-const KEPT = "redrafter";  // in the browser's storage
+const KEPT = "redrafter", FORM = 1;  // the record in the browser's storage, and the number of its form
 const FIELDS = ["system", "temperature", "limit", "seed", "compare", "colours", "written", "theme"];
 const EXAMPLES = [
   "Name three uses of a paper clip.",
@@ -121,14 +114,14 @@ function begin(question, seed) {
   const turn = { question, seed, note: "", other: null, root: add($("turns"), "article") };
   add(turn.root, "div", "question", question).dir = "auto";
   turn.answers = add(turn.root, "div", "answers");
-  turn.answer = new Answer(turn.answers, "With the drafter", view);
+  turn.answer = new Answer(turn.answers, "Answer", view);
   turns.push(turn);
   return turn;
 }
 
 /** The second answer, of the same seed without a drafter. */
 function beginOther(turn) {
-  turn.other = new Answer(turn.answers, "Without", view);
+  turn.other = new Answer(turn.answers, "Without a drafter", view);
   return turn.other;
 }
 
@@ -219,7 +212,7 @@ function setRunning(is) {
   document.querySelectorAll(".actions button").forEach((button) => { button.disabled = is; });
 }
 
-/** Answer the last message again, with the next seed. */
+/** Answer the last message again: with the next seed where one is set, else with another random one. */
 function retry() {
   if (running || !turns.length) return;
   const last = turns.at(-1);
@@ -260,26 +253,33 @@ function keep() {
   const settings = Object.fromEntries(FIELDS.map((id) => [id, valueOf($(id))]));
   const kept = turns.map(({ question, seed, note, fault, answer, other }) => (
     { question, seed, note, fault, answer: answer.record, other: other && other.record }));
-  try { localStorage.setItem(KEPT, JSON.stringify({ settings, turns: kept })); } catch { /* it is full, or off */ }
+  try { localStorage.setItem(KEPT, JSON.stringify({ form: FORM, settings, turns: kept })); } catch { /* it is full, or off */ }
 }
 
+/** Show again what was kept; a record that cannot be read, or is of another form, is as none. */
 function recall() {
-  let kept = {};
-  try { kept = JSON.parse(localStorage.getItem(KEPT)) ?? {}; } catch { /* another version's, or off */ }
+  let kept = null;
+  try { kept = JSON.parse(localStorage.getItem(KEPT)); } catch { /* it is broken, or off */ }
+  if (kept?.form !== FORM) kept = {};
   for (const [id, value] of Object.entries(kept.settings ?? {})) {
     if (!FIELDS.includes(id)) continue;
     if ($(id).type === "checkbox") $(id).checked = value;
     else $(id).value = value;
   }
   applySettings();
-  if (!kept.turns?.length) return welcome();
-  for (const { question, seed, note, fault, answer, other } of kept.turns) {
-    const turn = begin(question, seed);
-    turn.answer.restore(answer);
-    if (other) beginOther(turn).restore(other);
-    conclude(turn, note, fault);
+  try {
+    for (const { question, seed, note, fault, answer, other } of kept.turns ?? []) {
+      const turn = begin(question, seed);
+      turn.answer.restore(answer);
+      if (other) beginOther(turn).restore(other);
+      conclude(turn, note, fault);
+    }
+  } catch {
+    turns = [];
+    $("turns").replaceChildren();
   }
-  view.toEnd();
+  if (turns.length) view.toEnd();
+  else welcome();
 }
 
 function applySettings() {

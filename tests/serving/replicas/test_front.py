@@ -114,6 +114,25 @@ def test_where_too_many_wait_the_client_is_told_to_come_again() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
 
 
+def test_metrics_that_a_lost_replica_cannot_tell_are_to_be_asked_for_again() -> None:
+    class Lost(Replicas):
+        def broadcast(self, method: str) -> Any:
+            assert method == "metrics"
+            return self
+
+        async def results_async(self) -> Any:
+            raise ActorDiedError
+
+    async def asked() -> httpx.Response:
+        transport = httpx.ASGITransport(Front(Lost()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as one:
+            return await one.get("/metrics")
+
+    answer = asyncio.run(asked())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_lost")
+    assert answer.headers["retry-after"] == "1"
+
+
 def test_a_client_that_leaves_cancels_its_request() -> None:
     class Endless(Answer):
         async def __aiter__(self) -> AsyncIterator[Any]:
