@@ -121,5 +121,5 @@ def test_a_text_without_an_end_cannot_be_held() -> None:
 
 
 def test_a_schema_that_is_no_json_is_refused() -> None:
-    with pytest.raises(InputError, match="json_schema is no JSON: .* set"):
+    with pytest.raises(InputError, match="json_schema is no JSON"):
         compiled(Grammar({"enum": {1, 2}}))
