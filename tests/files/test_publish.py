@@ -119,7 +119,7 @@ def test_a_card_without_a_licence_is_told_of(hub: FakeHub, folder: Path, stated:
     assert publish(folder, "some/head").unlicensed
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 413])
+@pytest.mark.parametrize("status", [401, 403, 413, 422])
 def test_a_hub_that_refuses_is_a_sentence_of_its_cause(
     hub: FakeHub, folder: Path, status: int
 ) -> None:
