@@ -370,7 +370,7 @@ def controls_of(
     return controls
 
 
-def _filled(value: float, *shape: int) -> Any:
+def _filled(value: int | float, *shape: int) -> Any:
     """An array of whole numbers or of float32, as the value is."""
     return np.full(shape, value, np.int32 if isinstance(value, int) else np.float32)
 
