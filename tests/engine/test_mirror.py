@@ -83,7 +83,10 @@ def both(
 @pytest.mark.parametrize(
     ("kind", "tree", "mirror"),
     [
-        ("model", CHAIN, MirrorConfig(layer=2, candidates=2, drafter_devices=1)),
+        pytest.param(
+            *("model", CHAIN, MirrorConfig(layer=2, candidates=2, drafter_devices=1)),
+            marks=pytest.mark.long,
+        ),
         pytest.param("head", TREE, MirrorConfig(1, 4), marks=pytest.mark.long),
         pytest.param("head", TREE, MirrorConfig(3, 1, 2, 1), marks=pytest.mark.long),
         pytest.param("self", TREE, MirrorConfig(2, 4, None, 1), marks=pytest.mark.long),
