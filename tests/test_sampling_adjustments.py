@@ -14,8 +14,8 @@ from trees import tree_of
 
 from redrafter_jax import SamplingConfig, TreeConfig, generate, generate_autoregressive, stream
 from redrafter_jax.config import TargetConfig
+from redrafter_jax.engine.chunks import controls_of
 from redrafter_jax.engine.messages import Request
-from redrafter_jax.engine.requests import controls_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.sampling import adjust_nodes, adjustment_of
 

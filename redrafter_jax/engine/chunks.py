@@ -7,11 +7,16 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from redrafter_jax.config import TargetConfig
 from redrafter_jax.engine.device import Chunk
 from redrafter_jax.engine.messages import OWN_STOPS, Request
 from redrafter_jax.engine.requests import Batch, check_batch, check_grammar, row_arrays
 from redrafter_jax.engine.scheduler import Row
 from redrafter_jax.models.target import Target
+from redrafter_jax.types import Controls
+
+# Tokens of a bias, so that one program serves nearly all; of more the next power of two.
+_BIASES = 512
 
 
 def make_row(
@@ -101,6 +106,49 @@ def next_chunk(
     return Chunk._make([rows, begins, is_new, tokens[:, C], speculates, requests])
 
 
+def controls_of(
+    config: TargetConfig, requests: Mapping[int, Request], rows: int
+) -> Controls | None:
+    """What requests ask for that depends on their texts, as NumPy's arrays; None if nothing.
+
+    Args:
+      config: of the target.
+      requests: by place in a batch.
+      rows: places of the batch; those without a request ask for nothing.
+    """
+    asked = {at: one.sampling for at, one in requests.items() if one.sampling.adjusts}
+    if not asked:
+        return None
+    most = max(len(one.logit_bias or ()) for one in asked.values())
+    width = max(_BIASES, 1 << max(most - 1, 0).bit_length())
+
+    controls = Controls(
+        prompt_lengths=_filled(0, rows),
+        min_tokens=_filled(0, rows),
+        repetition=_filled(1.0, rows),
+        presence=_filled(0.0, rows),
+        frequency=_filled(0.0, rows),
+        bias_tokens=_filled(config.vocab_size, rows, width),
+        biases=_filled(0.0, rows, width),
+    )
+    for at, one in asked.items():
+        values = (
+            *(len(requests[at].prompt), one.min_tokens),
+            *(one.repetition_penalty, one.presence_penalty, one.frequency_penalty),
+        )
+        for own, value in zip(controls, values, strict=False):
+            own[at] = value
+        biases = one.logit_bias or {}
+        controls.bias_tokens[at, : len(biases)] = list(biases)
+        controls.biases[at, : len(biases)] = list(biases.values())
+    return controls
+
+
+def _filled(value: int | float, *shape: int) -> Any:
+    """An array of whole numbers or of float32, as the value is."""
+    return np.full(shape, value, np.int32 if isinstance(value, int) else np.float32)
+
+
 def first_masks(
     rows: Mapping[int, Row], count: int, vocab_size: int
 ) -> Int[np.ndarray, "G words"] | None:
@@ -111,29 +159,6 @@ def first_masks(
     masks = np.full((count, -(-vocab_size // 32)), -1, np.int32)
     for at, matcher in matchers.items():
         masks[at] = matcher.mask
-    return masks
-
-
-def forced_tokens(rows: Mapping[int, Row], count: int, most: int) -> Int[np.ndarray, "G F"]:
-    """The tokens that must follow these texts, F at most, padded with -1."""
-    forced = np.full((count, most), -1, np.int32)
-    for at, row in rows.items():
-        tokens = [] if row.matcher is None or not most else row.matcher.forced(most)
-        forced[at, : len(tokens)] = tokens
-    return forced
-
-
-def node_masks(
-    rows: Mapping[int, Row],
-    tokens: Int[np.ndarray, "G N"],
-    parents: Int[np.ndarray, "G N"],
-    vocab_size: int,
-) -> Int[np.ndarray, "G N words"]:
-    """What may follow each node of the rows' trees."""
-    masks = np.full((*tokens.shape, -(-vocab_size // 32)), -1, np.int32)
-    for at, row in rows.items():
-        if row.matcher is not None:
-            masks[at] = row.matcher.masks(tokens[at].tolist(), parents[at].tolist())
     return masks
 
 

@@ -5,10 +5,13 @@ step of its batch proposes trees in one program and decides them in another; all
 without the host, as `device.decode_rows` has them.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from redrafter_jax.config import TreeConfig
@@ -18,10 +21,47 @@ from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree, merge_trees, pad_nodes
 from redrafter_jax.engine.device import put_rows_back, take_rows, with_controls
 from redrafter_jax.engine.gains import Gains, gains_of_step
+from redrafter_jax.engine.scheduler import Row
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import per_shard
+from redrafter_jax.parallel.mesh import per_shard, place, to_host
 from redrafter_jax.sampling import unpack_bits
 from redrafter_jax.types import SOURCES, Controls, DecodeState, TokenTree
+
+
+def step_in_two(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    rows: Mapping[int, Row],
+    batch: Any,
+    controls: Any,
+    masks: Int[np.ndarray, "G words"],
+    *,
+    tree: TreeConfig | None,
+    top: int | None,
+) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
+    """One step of a batch in which grammars hold some rows; the others are free.
+
+    Args:
+      target: the target model.
+      drafter: the drafter.
+      state: of B rows, donated.
+      rows: who decodes, by place in the batch.
+      batch: as `rows` of `decode_rows`, placed on the mesh.
+      controls: as in `decode_rows`, placed.
+      masks: bits of the tokens that may follow each text.
+      tree: the shape of the trees; None is the root alone.
+      top: as in `read_rows`.
+    """
+    mesh, V = target.mesh, target.config.vocab_size
+    # One alone the drafter finds by the mask.
+    most = longest_path(tree) - 1
+    forced = _forced_tokens(rows, len(masks), most if most > 1 else 0)
+    asked = batch, controls
+    drafted = propose_rows(target, drafter, state, *asked, *place((masks, forced), mesh), tree=tree)
+    tokens, parents = to_host((drafted.tokens, drafted.parents))
+    allowed: Any = place(_node_masks(rows, tokens, parents, V), mesh)
+    return decide_rows(target, drafter, state, *asked, drafted, allowed, tree=tree, top=top)
 
 
 @partial(jax.jit, static_argnames="tree")
@@ -115,3 +155,26 @@ def decide_rows(
 
 def _batch_of(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
     return state if len(rows) == len(state.done) else take_rows(state, rows)
+
+
+def _forced_tokens(rows: Mapping[int, Row], count: int, most: int) -> Int[np.ndarray, "G F"]:
+    """The tokens that must follow these texts, F at most, padded with -1."""
+    forced = np.full((count, most), -1, np.int32)
+    for at, row in rows.items():
+        tokens = [] if row.matcher is None or not most else row.matcher.forced(most)
+        forced[at, : len(tokens)] = tokens
+    return forced
+
+
+def _node_masks(
+    rows: Mapping[int, Row],
+    tokens: Int[np.ndarray, "G N"],
+    parents: Int[np.ndarray, "G N"],
+    vocab_size: int,
+) -> Int[np.ndarray, "G N words"]:
+    """What may follow each node of the rows' trees."""
+    masks = np.full((*tokens.shape, -(-vocab_size // 32)), -1, np.int32)
+    for at, row in rows.items():
+        if row.matcher is not None:
+            masks[at] = row.matcher.masks(tokens[at].tolist(), parents[at].tolist())
+    return masks

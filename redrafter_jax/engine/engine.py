@@ -17,13 +17,12 @@ from redrafter_jax.decoding.read import chunk_length, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.chunks import (
     beginnings,
+    controls_of,
     first_masks,
-    forced_tokens,
     idle_row,
     make_row,
     next_batch,
     next_chunk,
-    node_masks,
 )
 from redrafter_jax.engine.device import (
     decode_rows,
@@ -43,7 +42,7 @@ from redrafter_jax.engine.messages import (
     new_tokens,
 )
 from redrafter_jax.engine.pages import pages_for
-from redrafter_jax.engine.requests import check_mirrored, check_size, controls_of, slots_for
+from redrafter_jax.engine.requests import check_mirrored, check_size, slots_for
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
@@ -511,7 +510,12 @@ class Engine:
         began = time.perf_counter() if timed else None
         self._timed.add(program)
         if masks is not None:
-            result = self._decide(own, placed, controls, masks, tree)
+            from redrafter_jax.engine.constrained import step_in_two
+
+            models = self.target, self.drafter, self._state
+            self._state, result = step_in_two(
+                *models, own, placed, controls, masks, tree=tree, top=self._top
+            )
             return _Run(places, result, (rows, tree), began)
         if self.mirror is not None:
             self._state, result = self.mirror.decode(self._state, batch, steps)
@@ -528,28 +532,6 @@ class Engine:
             top=self._top,
         )
         return _Run(places, result, (rows, tree), began)
-
-    def _decide(
-        self,
-        rows: Mapping[int, Row],
-        batch: Any,
-        controls: Controls | None,
-        masks: Any,
-        tree: TreeConfig | None,
-    ) -> tuple[Gains, Any]:
-        """One step of a batch in which grammars hold some rows, by place; others are free."""
-        mesh, count = self.target.mesh, len(masks)
-        # One alone the drafter finds by the mask.
-        most = longest_path(tree) - 1
-        forced = forced_tokens(rows, count, most if most > 1 else 0)
-        models = self.target, self.drafter, self._state, batch, controls
-        from redrafter_jax.engine.constrained import decide_rows, propose_rows
-
-        drafted = propose_rows(*models, *place((masks, forced), mesh), tree=tree)
-        tokens, parents = to_host((drafted.tokens, drafted.parents))
-        allowed: Any = place(node_masks(rows, tokens, parents, self.vocab_size), mesh)
-        self._state, result = decide_rows(*models, drafted, allowed, tree=tree, top=self._top)
-        return result
 
     def _collect(
         self, run: _Run, gains: Gains, done: Any, finished: float, events: dict[int, Event]

@@ -10,7 +10,7 @@ from redrafter_jax.config import DynamicScaling, Grammar, SamplingConfig, Target
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
-from redrafter_jax.types import Controls, Requests, Sampling
+from redrafter_jax.types import Requests, Sampling
 
 # Cache slots come in multiples of this, so that near-equal requests share one compilation, and
 # attention, which reads as many at once, finds whole blocks; beyond 4096 of them in eight steps
@@ -18,8 +18,6 @@ from redrafter_jax.types import Controls, Requests, Sampling
 _SLOT_BLOCK = 256
 # And stop tokens in multiples of this.
 _STOP_BLOCK = 8
-# Tokens of a bias, so that one program serves nearly all; of more the next power of two.
-_BIASES = 512
 
 Value = TypeVar("Value")
 # One value for all rows, or one per row.
@@ -330,49 +328,6 @@ def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = 
 
 def _one_row(value: Any, dtype: Any = np.int32) -> Any:
     return np.asarray([value], dtype)
-
-
-def controls_of(
-    config: TargetConfig, requests: Mapping[int, Request], rows: int
-) -> Controls | None:
-    """What requests ask for that depends on their texts, as NumPy's arrays; None if nothing.
-
-    Args:
-      config: of the target.
-      requests: by place in a batch.
-      rows: places of the batch; those without a request ask for nothing.
-    """
-    asked = {at: one.sampling for at, one in requests.items() if one.sampling.adjusts}
-    if not asked:
-        return None
-    most = max(len(one.logit_bias or ()) for one in asked.values())
-    width = max(_BIASES, 1 << max(most - 1, 0).bit_length())
-
-    controls = Controls(
-        prompt_lengths=_filled(0, rows),
-        min_tokens=_filled(0, rows),
-        repetition=_filled(1.0, rows),
-        presence=_filled(0.0, rows),
-        frequency=_filled(0.0, rows),
-        bias_tokens=_filled(config.vocab_size, rows, width),
-        biases=_filled(0.0, rows, width),
-    )
-    for at, one in asked.items():
-        values = (
-            *(len(requests[at].prompt), one.min_tokens),
-            *(one.repetition_penalty, one.presence_penalty, one.frequency_penalty),
-        )
-        for own, value in zip(controls, values, strict=False):
-            own[at] = value
-        biases = one.logit_bias or {}
-        controls.bias_tokens[at, : len(biases)] = list(biases)
-        controls.biases[at, : len(biases)] = list(biases.values())
-    return controls
-
-
-def _filled(value: int | float, *shape: int) -> Any:
-    """An array of whole numbers or of float32, as the value is."""
-    return np.full(shape, value, np.int32 if isinstance(value, int) else np.float32)
 
 
 def slots_for(tokens: int, max_path: int) -> int:
