@@ -22,7 +22,6 @@ from redrafter_jax.engine.requests import (
     check_batch,
     check_mirrored,
     tokenize,
-    with_grammars,
 )
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
@@ -124,7 +123,11 @@ def generate(
     bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
     batch = Batch(asked.prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
-    requests = with_grammars(target.config, batch, grammars, tokenizer)
+    requests = check_batch(target.config, batch)
+    if grammars is not None:
+        from redrafter_jax.engine.constrained import hold
+
+        requests = hold(target.config, requests, grammars, tokenizer)
     if mirror is not None:
         check_mirrored(requests)
     told = log_probs or prompt_log_probs

@@ -25,7 +25,6 @@ from redrafter_jax.engine.requests import (
     lists_of_rows,
     stop_lists,
     tokenize,
-    with_grammars,
 )
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
@@ -186,7 +185,11 @@ def stream(
         raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
     batch = Batch(prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
     make = kept_cache.engine_for if kept_cache else engine_of
-    requests = with_grammars(target.config, batch, grammars, tokenizer)
+    requests = check_batch(target.config, batch)
+    if grammars is not None:
+        from redrafter_jax.engine.constrained import hold
+
+        requests = hold(target.config, requests, grammars, tokenizer)
     engine, _ = make(target, bound, batch, tree, adaptive, log_probs)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [

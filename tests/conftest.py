@@ -145,7 +145,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("reached a compiled function")
 
     for name in ("empty_rows", "read_rows", "decode_rows"):
-        monkeypatch.setattr(f"redrafter_jax.engine.engine.{name}", compiled)
+        monkeypatch.setattr(f"redrafter_jax.engine.runner.{name}", compiled)
 
 
 @pytest.fixture

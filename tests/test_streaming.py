@@ -158,7 +158,7 @@ def test_a_kept_cache_never_changes_what_is_said(
         assert say(prompt) == alone(prompt)
     # What a step that was interrupted left behind is gone, and is read again.
     assert kept._engine is not None
-    kept._engine._state.root.delete()
+    kept._engine.state.root.delete()
     assert say(second) == alone(second)
     with pytest.raises(InputError, match="do not fit the 150 of kept_cache"):
         say(second, limit=250)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.dispatch import Implementation, dispatch
-from pallas_kernels.tree_attention.plan import PAGE, why_unsupported
-from pallas_kernels.tree_attention.reference import reference
+from pallas_kernels.tree_attention.reference import PAGE, reference
 
 __all__ = ["PAGE", "tree_attention"]
 
@@ -73,6 +72,8 @@ def tree_attention(
         return functools.partial(mosaic_gpu, scale=scale)
 
     def unsupported(*arrays: Array) -> str | None:
+        from pallas_kernels.tree_attention.plan import why_unsupported
+
         q, k_cache, v_cache, _, _, k_tree, v_tree, _ = arrays
         return why_unsupported(q, k_cache, v_cache, k_tree, v_tree, window)
 

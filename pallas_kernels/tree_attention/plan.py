@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from pallas_kernels.tree_attention.reference import PAGE
+
 TILE = 64  # rows of queries in one tile, as wgmma has them
-PAGE = 64  # slots of a page of the cache
 BLOCK = PAGE  # keys, or nodes, of one step
 EIGHT = 8  # rows, or nodes, of the smallest copy
 MAX_TILES = 3  # tiles that one program holds in registers

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.tree_attention.plan import PAGE
-
+PAGE = 64  # slots of a page of the cache
 # Pages that are attended to at once, whatever a row may have: its result is the same bits in a
 # larger cache and beside longer rows, since blocks past its text add exact zeros.
 _PAGES = 4

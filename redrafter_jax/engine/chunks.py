@@ -10,7 +10,7 @@ from jaxtyping import Int
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.engine.device import Chunk
 from redrafter_jax.engine.messages import OWN_STOPS, Request
-from redrafter_jax.engine.requests import Batch, check_batch, check_grammar, row_arrays
+from redrafter_jax.engine.requests import Batch, check_batch, row_arrays
 from redrafter_jax.engine.scheduler import Row
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Controls
@@ -38,9 +38,12 @@ def make_row(
     (checked,) = check_batch(target.config, Batch([list(prompt)], limit, sampling, [seed], [stops]))
     arrays = row_arrays(target.config, checked, stop_width)
     grammar = request.grammar
+    matcher = None
     if grammar is not None:
+        from redrafter_jax.engine.constrained import check_grammar
+
         check_grammar(target.config, grammar, sampling, stops)
-    matcher = None if grammar is None else grammar.begin()
+        matcher = grammar.begin()
     return Row(number, request, arrays, text=list(prompt), matcher=matcher)
 
 

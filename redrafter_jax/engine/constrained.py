@@ -1,31 +1,107 @@
-"""A decode step in two programs, between which the host looks at the trees.
+"""Requests that are held to grammars, and their steps: two programs with the host between them.
 
 What a grammar allows after each node is known to the host alone. So where a row is held to one, a
 step of its batch proposes trees in one program and decides them in another; all other steps go on
 without the host, as `device.decode_rows` has them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from redrafter_jax.config import TreeConfig
+from redrafter_jax.config import Grammar, SamplingConfig, TargetConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.step import as_asked, decide_step, propose, step_noise
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree, merge_trees, pad_nodes
 from redrafter_jax.engine.device import put_rows_back, take_rows, with_controls
 from redrafter_jax.engine.gains import Gains, gains_of_step
+from redrafter_jax.engine.messages import Request
+from redrafter_jax.engine.requests import PerRow, of_row, per_row
 from redrafter_jax.engine.scheduler import Row
+from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import per_shard, place, to_host
 from redrafter_jax.sampling import unpack_bits
+from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 from redrafter_jax.types import SOURCES, Controls, DecodeState, TokenTree
+
+
+def hold(
+    config: TargetConfig,
+    requests: Sequence[Request],
+    grammars: PerRow[Grammar | CompiledGrammar | None],
+    tokenizer: Any,
+) -> list[Request]:
+    """The requests, each held to its grammar.
+
+    Args:
+      config: of the target.
+      requests: from `check_batch`.
+      grammars: one for all rows, or one per row; None for none.
+      tokenizer: from `load_tokenizer`; compiled grammars need none.
+
+    Raises:
+      InputError: a grammar cannot be used, or there is no tokenizer for it.
+    """
+    rows = len(requests)
+    compilers: dict[tuple[int, ...], GrammarCompiler] = {}
+    held = []
+    own = per_row(cast(Any, grammars), rows, "grammars")
+    for row, (request, grammar) in enumerate(zip(requests, own, strict=True)):
+        if isinstance(grammar, Grammar):
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            if backend is None:
+                raise InputError(
+                    "grammars are over a tokenizer's tokens; give tokenizer=load_tokenizer(target)."
+                )
+            stops = request.stop_tokens or ()
+            if stops not in compilers:
+                compilers[stops] = GrammarCompiler(backend, config.vocab_size, stops)
+            grammar = compilers[stops].compile(grammar)
+        elif not isinstance(grammar, CompiledGrammar | None):
+            name = of_row("grammars", row, rows)
+            raise InputError(f"{name} is {grammar!r:.40}; give a Grammar, or None.")
+        if grammar is not None:
+            check_grammar(config, grammar, request.sampling, request.stop_tokens or ())
+        held.append(request._replace(grammar=grammar))
+    return held
+
+
+def check_grammar(
+    config: TargetConfig, grammar: CompiledGrammar, sampling: SamplingConfig, stops: Sequence[int]
+) -> None:
+    """Refuse a grammar that a request cannot be held to.
+
+    Args:
+      config: of the target.
+      grammar: the grammar.
+      sampling: the request's.
+      stops: tokens that end the request.
+
+    Raises:
+      InputError: it is another target's, or something else ends the text.
+    """
+    if grammar.vocab_size != config.vocab_size:
+        raise InputError(
+            f"The request's grammar is over {grammar.vocab_size} tokens, but the target has "
+            f"{config.vocab_size}; compile it with the target's tokenizer."
+        )
+    if not grammar.end_tokens <= set(stops):
+        raise InputError(
+            "The request is held to a grammar, but not all tokens that end the grammar's texts "
+            "end it; leave its stop tokens out."
+        )
+    if sampling.min_tokens:
+        raise InputError(
+            f"min_tokens is {sampling.min_tokens}, but a grammar says where its text ends; leave "
+            "min_tokens out."
+        )
 
 
 def step_in_two(

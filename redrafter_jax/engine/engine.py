@@ -5,8 +5,8 @@ What is decided for a request depends on nothing but the request, as in `generat
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,22 +15,8 @@ from redrafter_jax.config import MirrorConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
-from redrafter_jax.engine.chunks import (
-    beginnings,
-    controls_of,
-    first_masks,
-    idle_row,
-    make_row,
-    next_batch,
-    next_chunk,
-)
-from redrafter_jax.engine.device import (
-    decode_rows,
-    empty_rows,
-    page_bytes,
-    read_rows,
-    write_texts,
-)
+from redrafter_jax.engine.chunks import idle_row, make_row
+from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.messages import (
     Counters,
@@ -43,15 +29,15 @@ from redrafter_jax.engine.messages import (
 )
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_mirrored, check_size, slots_for
+from redrafter_jax.engine.runner import Run, Runner
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.attention import PAGE
-from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import data_shards, place, to_host
-from redrafter_jax.types import NO_CHOICE, SOURCES, Controls, DecodeState
+from redrafter_jax.parallel.mesh import data_shards, to_host
+from redrafter_jax.types import NO_CHOICE, SOURCES, DecodeState
 
 if TYPE_CHECKING:
     from redrafter_jax.engine.mirror import Mirror
@@ -62,24 +48,6 @@ _WARM_UP_TURNS = 4
 _RECENT = 64
 
 
-class _Run(NamedTuple):
-    """A program that runs on the device.
-
-    Attributes:
-      slots: by place in its batch, the slots whose requests gain something.
-      result: the gains, and which rows have ended.
-      program: rows and tree of a decode call; None for a prefill pass.
-      began: seconds at its dispatch; None where it is not timed.
-      begins: by place, the position of the first token that a prefill pass reads.
-    """
-
-    slots: dict[int, int]
-    result: tuple[Gains, Any]
-    program: tuple[int, TreeConfig | None] | None
-    began: float | None = None
-    begins: Mapping[int, int] = {}
-
-
 class Engine:
     """A fixed number of slots and of pages that requests share, and the queue before them.
 
@@ -88,13 +56,10 @@ class Engine:
     same requests in the same order, without deadlines and with one `TreeConfig`.
 
     Attributes:
-      target: the target model.
-      drafter: the drafter, prepared for the target.
       adaptive: whether a tree gives way to plain decoding.
       longest_path: P of the largest tree.
       steps_per_call: decode steps that one `advance` takes at most; each value compiles.
       counters: sums over all requests.
-      mirror: what drafts while the target verifies; None where nothing does.
       on_admission: called with a request's number when it gets its first slot, before its prompt is
         read, and with how many of the prompt's tokens the cache holds already.
 
@@ -131,8 +96,6 @@ class Engine:
       InputError: a size is not possible, or the models do not fit each other.
     """
 
-    mirror: "Mirror | None"
-
     def __init__(
         self,
         target: Target,
@@ -154,11 +117,11 @@ class Engine:
         mirror: MirrorConfig | None = None,
     ) -> None:
         bound, trees = bind_models(target, drafter, tree)
-        mirrored_tree = None
+        mirrored = None
         if mirror is not None:
             from redrafter_jax.engine.mirror import check_mirror
 
-            mirrored_tree = check_mirror(target, bound, trees, mirror, adaptive)
+            mirrored = mirror, check_mirror(target, bound, trees, mirror, adaptive)
             adaptive, row_counts = False, ()
         config, shards = target.config, data_shards(target.mesh)
         check_size(slots, "slots")
@@ -184,17 +147,13 @@ class Engine:
         self.longest_path = max(map(longest_path, trees))
         self.counters = Counters()
         self.on_admission: Callable[[int, int], object] = lambda number, cached: None
-        self.target = target
-        self.drafter = bound.prepare(lender_of(target))
         self._context_length = context_length
         self._queue_limit = queue_limit
         self._stop_tokens = tuple(config.eos_token_ids if stop_tokens is None else stop_tokens)
-        self._prefill_rows = prefill_rows
         self._top = top_log_probs
         self._clock = clock
         cache_slots = slots_for(context_length, self.longest_path)
         self.steps_per_call = steps_per_call or cache_slots
-        self._chunk = min(prefill_chunk or chunk_length(), cache_slots)
         width = pages_for(cache_slots)
         pages = slots // shards * width
         if cache_memory is not None:
@@ -207,38 +166,39 @@ class Engine:
                     f"but context_length is {context_length}; give more memory, or a shorter "
                     "context."
                 )
-        self._scheduler = Scheduler(
-            slots, shards, pages, width, prefill_rows, lookahead(self.drafter)
-        )
+        self._scheduler = Scheduler(slots, shards, pages, width, prefill_rows, lookahead(bound))
         self._ended: list[Event] = []
         self._submitted = 0
         # Whether the last `advance` came to its end.
         self._whole = True
         # When there was nothing to do, and since then when slots became free.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
-        self._idle = idle_row(target, self._stop_tokens)
-        # What reads and proposes on the target's devices.
-        self._reader = self.drafter
-        self.mirror = None
-        if mirror is not None and mirrored_tree is not None:
-            from redrafter_jax.engine.mirror import Mirror
+        self._runner = Runner(
+            target,
+            bound,
+            self._scheduler,
+            slots=cache_slots,
+            idle=idle_row(target, self._stop_tokens),
+            chunk=min(prefill_chunk or chunk_length(), cache_slots),
+            prefill_rows=prefill_rows,
+            top=top_log_probs,
+            mirror=mirrored,
+        )
 
-            self.mirror = Mirror(
-                target,
-                self.drafter,
-                mirrored_tree,
-                mirror,
-                rows=slots,
-                slots=cache_slots,
-                pages=pages,
-                chunk=self._chunk,
-                top=top_log_probs,
-            )
-            self._reader = bound = self.mirror.relay
-        state = empty_rows(target, bound, slots, cache_slots, self.stop_width, pages * shards)
-        self._state = state if self.mirror is None else self.mirror.commit(state)
-        # Programs that have run: the first run compiles.
-        self._timed: set[tuple[int, TreeConfig | None, bool, bool]] = set()
+    @property
+    def target(self) -> Target:
+        """The target model."""
+        return self._runner.target
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter, prepared for the target."""
+        return self._runner.drafter
+
+    @property
+    def mirror(self) -> "Mirror | None":
+        """What drafts while the target verifies; None where nothing does."""
+        return self._runner.mirror
 
     @property
     def slots(self) -> int:
@@ -253,17 +213,17 @@ class Engine:
     @property
     def stop_width(self) -> int:
         """E, stop tokens that a request may have."""
-        return self._idle.arrays.stop_tokens.shape[1]
+        return self._runner.stop_width
 
     @property
     def intact(self) -> bool:
         """Whether the last `advance` came to its end, so that host and device agree."""
-        return self._whole and not self._state.root.is_deleted()
+        return self._whole and not self.state.root.is_deleted()
 
     @property
     def state(self) -> DecodeState:
         """The state between two calls; the next one donates its arrays."""
-        return self._state
+        return self._runner.state
 
     @property
     def active(self) -> int:
@@ -310,18 +270,15 @@ class Engine:
         count = len(self._trees.programs) + 1  # prefill, too
         # From the second turn on the state is what these programs leave behind.
         for turn in range(_WARM_UP_TURNS):
-            self._write_texts({})
-            jax.block_until_ready(self._read(Pass({}, {})).result)
+            self._runner.write({})
+            jax.block_until_ready(self._runner.read(Pass({}, {})).result)
             for compiled, program in enumerate(self._trees.programs, start=1):
                 if not proceed(count if turn else compiled, count):
                     return
-                started = time.perf_counter()
-                jax.block_until_ready(self._decode([], *program, self.steps_per_call).result)
+                started, steps = time.perf_counter(), self.steps_per_call
+                jax.block_until_ready(self._runner.decode([], *program, steps, most=steps).result)
                 if turn:
-                    seconds = (time.perf_counter() - started) / self.steps_per_call
-                    self._trees.add_time(*program, seconds)
-                self._timed.add((*program, False, False))
-        self.counters.prefill_passes = 0
+                    self._trees.add_time(*program, (time.perf_counter() - started) / steps)
         self.counters.count_compilations(self)
         if self.mirror is not None:
             self.mirror.counts = MirrorCounts()
@@ -392,7 +349,7 @@ class Engine:
         now = self._clock()
         self._whole = False
         self._end("deadline", lambda row: now > row.request.deadline)
-        runs: list[_Run] = []
+        runs: list[Run] = []
         most = self.steps_per_call if steps is None else min(steps, self.steps_per_call)
         gained = self.longest_path * most
         while passes is None or len(runs) < passes:
@@ -407,7 +364,8 @@ class Engine:
                     self.on_admission(row.number, row.cached)
             if rows and len(rows) == self.active:
                 self._trees.begin_text()
-            runs.append(self._read(read))
+            runs.append(self._runner.read(read))
+            self.counters.prefill_passes += 1
         events = {event.number: event for event in self._ended}
         self._ended = []
         if any(self._scheduler.row(index).matcher for index in self._scheduler.decoding):
@@ -418,66 +376,18 @@ class Engine:
         active = self._scheduler.decoding
         if active and most:
             count, tree, many = self._choose(active, most)
-            runs.append(self._decode(active, count, tree, many, timed=not runs))
+            alone, most = not runs, self.steps_per_call
+            runs.append(self._runner.decode(active, count, tree, many, most=most, timed=alone))
         self._gather(runs, events)
         self._whole = True
         return list(events.values())
 
-    def _gather(self, runs: Sequence[_Run], events: dict[int, Event]) -> None:
+    def _gather(self, runs: Sequence[Run], events: dict[int, Event]) -> None:
         """Wait for programs, and add what they decided to the events."""
         results = to_host([run.result for run in runs])
         finished = time.perf_counter()
         for run, (gains, done) in zip(runs, results, strict=True):
             self._collect(run, gains, done, finished, events)
-
-    def _read(self, read: Pass) -> _Run:
-        """One prefill pass."""
-        slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
-        count = self._prefill_rows * len(self._scheduler.parts)
-        if any(self._scheduler.row(index).cached for index in read.admitted.values()):
-            self._write_texts(read.admitted)
-        rows = {at: self._scheduler.row(index) for at, index in read.places.items()}
-        begins = {at: row.cached for at, row in rows.items()}
-        scores = any(row.scores for row in rows.values())
-        chunk = next_chunk(slots, read.places, size, (count, self._chunk), self._idle)
-        self._tell_pages()
-        self._state, result = read_rows(
-            self.target,
-            self._reader,
-            self._state,
-            place(chunk, self.target.mesh),
-            self._controls(read.places, count),
-            place(first_masks(rows, count, self.vocab_size), self.target.mesh),
-            top=self._top,
-            prompt_top=self._top if scores else None,
-        )
-        if self.mirror is not None:
-            self.mirror.read(self._state, chunk, list(read.places.values()))
-        # Whoever is read from now on comes after it.
-        self._scheduler.publish()
-        self.counters.prefill_passes += 1
-        return _Run(read.places, result, None, begins=begins)
-
-    def _controls(self, places: dict[int, int], rows: int) -> Controls | None:
-        """What the requests at these places of a batch ask for; None if nothing."""
-        requests = {at: self._scheduler.row(index).request for at, index in places.items()}
-        return place(controls_of(self.target.config, requests, rows), self.target.mesh)
-
-    def _write_texts(self, admitted: dict[int, int]) -> None:
-        """Give slots the tokens whose cache they share, which they will not read."""
-        size = len(self._scheduler.parts[0])
-        shape = self._prefill_rows * len(self._scheduler.parts), self._state.tokens.shape[1]
-        texts: Any = beginnings(self._scheduler.slots, admitted, size, shape)
-        self._state = write_texts(self.target, self._state, *place(texts, self.target.mesh))
-
-    def _tell_pages(self) -> None:
-        """Tell the device whose pages are whose, where that has changed."""
-        if self._scheduler.changed:
-            self._scheduler.changed = False
-            table: Any = place(self._scheduler.tables.copy(), self.target.mesh)
-            self._state = self._state._replace(cache=self._state.cache._replace(table=table))
-            if self.mirror is not None:
-                self._state = self.mirror.commit(self._state)
 
     def _choose(self, active: list[int], most: int) -> tuple[int, TreeConfig | None, int]:
         """Rows and tree of the program that decodes these slots next, and for how many steps."""
@@ -488,53 +398,8 @@ class Engine:
         temperatures = [one.sampling.temperature for one in requests if one.speculate]
         return rows, *self._trees.choose(rows, temperatures, most)
 
-    def _decode(
-        self,
-        active: list[int],
-        rows: int,
-        tree: TreeConfig | None,
-        steps: int,
-        *,
-        timed: bool = False,
-    ) -> _Run:
-        """Decode these slots for a few steps by the program of so many rows and this tree."""
-        batch, places = next_batch(active, rows, self._scheduler.parts)
-        self._tell_pages()
-        placed: Any = place(batch, self.target.mesh)
-        controls = self._controls(places, rows)
-        own = {at: self._scheduler.row(index) for at, index in places.items()}
-        masks = first_masks(own, rows, self.vocab_size)
-        program = rows, tree, controls is not None, masks is not None
-        # What a tree costs is asked for rows that nothing holds.
-        timed = timed and controls is None and masks is None and program in self._timed
-        began = time.perf_counter() if timed else None
-        self._timed.add(program)
-        if masks is not None:
-            from redrafter_jax.engine.constrained import step_in_two
-
-            models = self.target, self.drafter, self._state
-            self._state, result = step_in_two(
-                *models, own, placed, controls, masks, tree=tree, top=self._top
-            )
-            return _Run(places, result, (rows, tree), began)
-        if self.mirror is not None:
-            self._state, result = self.mirror.decode(self._state, batch, steps)
-            return _Run(places, result, (rows, tree))
-        self._state, result = decode_rows(
-            self.target,
-            self.drafter,
-            self._state,
-            placed,
-            steps,
-            controls,
-            tree=tree,
-            steps=self.steps_per_call,
-            top=self._top,
-        )
-        return _Run(places, result, (rows, tree), began)
-
     def _collect(
-        self, run: _Run, gains: Gains, done: Any, finished: float, events: dict[int, Event]
+        self, run: Run, gains: Gains, done: Any, finished: float, events: dict[int, Event]
     ) -> None:
         """Add what a program gained to the events."""
         calls = gained = 0

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import jax
 import numpy as np
 
-from redrafter_jax.config import DynamicScaling, Grammar, SamplingConfig, TargetConfig
+from redrafter_jax.config import DynamicScaling, SamplingConfig, TargetConfig
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
-from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 from redrafter_jax.types import Requests, Sampling
 
 # Cache slots come in multiples of this, so that near-equal requests share one compilation, and
@@ -167,7 +166,7 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; it needs at least one token.")
         _check_tokens(prompt, name, config.vocab_size)
-    limits = _per_row(max_new_tokens, rows, "max_new_tokens")
+    limits = per_row(max_new_tokens, rows, "max_new_tokens")
     for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         name = of_row("max_new_tokens", row, rows)
         check_size(limit, name)
@@ -184,7 +183,7 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
     stops = stop_lists(config, eos_token_ids, rows)
     for name, tokens in stops:
         _check_tokens(tokens, name, config.vocab_size)
-    chosen = _per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
+    chosen = per_row(SamplingConfig() if sampling is None else sampling, rows, "sampling")
     for row, one in enumerate(chosen):
         if not isinstance(one, SamplingConfig):
             name = of_row("sampling", row, rows)
@@ -198,7 +197,7 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
     if isinstance(seeds, int | np.integer):
         raise InputError(f"seeds is {seeds}; give a list with one whole number per prompt.")
     given = list(range(rows)) if seeds is None else seeds
-    numbers: list[int] = _per_row(given, rows, "seeds", "one per prompt")
+    numbers: list[int] = per_row(given, rows, "seeds", "one per prompt")
     for row, seed in enumerate(numbers):
         check_size(seed, of_row("The seed", row, rows), 0, 2**31 - 1)
     columns = zip(prompts, limits, numbers, chosen, stops, strict=True)
@@ -206,79 +205,6 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
         Request(list(prompt), limit, seed, one, tuple(tokens))
         for prompt, limit, seed, one, (_, tokens) in columns
     ]
-
-
-def with_grammars(
-    config: TargetConfig,
-    batch: Batch,
-    grammars: PerRow[Grammar | CompiledGrammar | None] | None,
-    tokenizer: Any,
-) -> list[Request]:
-    """What `check_batch` gives, each request held to its grammar.
-
-    Args:
-      config: of the target.
-      batch: the requests.
-      grammars: one for all rows, or one per row; None for none.
-      tokenizer: from `load_tokenizer`; compiled grammars need none.
-
-    Raises:
-      InputError: as `check_batch`; or a grammar cannot be used, or there is no tokenizer for it.
-    """
-    requests = check_batch(config, batch)
-    rows = len(requests)
-    compilers: dict[tuple[int, ...], GrammarCompiler] = {}
-    held = []
-    own = _per_row(cast(Any, grammars), rows, "grammars")
-    for row, (request, grammar) in enumerate(zip(requests, own, strict=True)):
-        if isinstance(grammar, Grammar):
-            backend = getattr(tokenizer, "backend_tokenizer", None)
-            if backend is None:
-                raise InputError(
-                    "grammars are over a tokenizer's tokens; give tokenizer=load_tokenizer(target)."
-                )
-            stops = request.stop_tokens or ()
-            if stops not in compilers:
-                compilers[stops] = GrammarCompiler(backend, config.vocab_size, stops)
-            grammar = compilers[stops].compile(grammar)
-        elif not isinstance(grammar, CompiledGrammar | None):
-            name = of_row("grammars", row, rows)
-            raise InputError(f"{name} is {grammar!r:.40}; give a Grammar, or None.")
-        if grammar is not None:
-            check_grammar(config, grammar, request.sampling, request.stop_tokens or ())
-        held.append(request._replace(grammar=grammar))
-    return held
-
-
-def check_grammar(
-    config: TargetConfig, grammar: CompiledGrammar, sampling: SamplingConfig, stops: Sequence[int]
-) -> None:
-    """Refuse a grammar that a request cannot be held to.
-
-    Args:
-      config: of the target.
-      grammar: the grammar.
-      sampling: the request's.
-      stops: tokens that end the request.
-
-    Raises:
-      InputError: it is another target's, or something else ends the text.
-    """
-    if grammar.vocab_size != config.vocab_size:
-        raise InputError(
-            f"The request's grammar is over {grammar.vocab_size} tokens, but the target has "
-            f"{config.vocab_size}; compile it with the target's tokenizer."
-        )
-    if not grammar.end_tokens <= set(stops):
-        raise InputError(
-            "The request is held to a grammar, but not all tokens that end the grammar's texts "
-            "end it; leave its stop tokens out."
-        )
-    if sampling.min_tokens:
-        raise InputError(
-            f"min_tokens is {sampling.min_tokens}, but a grammar says where its text ends; leave "
-            "min_tokens out."
-        )
 
 
 def check_mirrored(requests: Iterable[Request]) -> None:
@@ -358,7 +284,7 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
     if not any(map(_axes, value)):
         return [(name, _as_list(value))] * rows
     own = []
-    for row, one in enumerate(_per_row(value, rows, name)):
+    for row, one in enumerate(per_row(value, rows, name)):
         label = of_row(name, row, rows)
         if not _axes(one):
             raise InputError(
@@ -380,9 +306,14 @@ def stop_lists(
     return lists_of_rows(stops, rows, "eos_token_ids", "token ids")
 
 
-def _per_row(
+def per_row(
     value: PerRow[Value], rows: int, name: str, way_out: str = "one value or one per prompt"
 ) -> list[Value]:
+    """A value for every row, where one is given for all rows or one per row.
+
+    Raises:
+      InputError: there are more or fewer than rows.
+    """
     if not _axes(value):
         return [cast(Value, value)] * rows
     value = _as_list(value)

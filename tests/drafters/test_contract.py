@@ -257,7 +257,7 @@ def test_the_cache_holds_what_the_drafter_read(habitual_target: Target) -> None:
         text = list(prompt)
         while engine.busy:
             text += [token for event in engine.advance() for token in event.tokens]
-        cache = engine._state.cache
+        cache = engine.state.cache
         keys, values = (
             np.asarray(slots_of(layers[-1], cache.table))[0, 0, : len(text) - 1]
             for layers in (cache.keys, cache.values)

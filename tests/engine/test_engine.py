@@ -15,7 +15,7 @@ from tiny_models import forgetful_target, imitating_drafter, tiny_config
 from toy_drafters import RepeatLargest
 
 from redrafter_jax import TreeConfig
-from redrafter_jax.engine import engine as engine_module
+from redrafter_jax.engine import runner as runner_module
 from redrafter_jax.engine import trees as trees_module
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, QueueFull, Request
@@ -74,8 +74,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Mock:
     device = Mock()
     for name in ("read_rows", "decode_rows"):
         watched = getattr(device, name)
-        watched.side_effect = getattr(engine_module, name)
-        monkeypatch.setattr(engine_module, name, watched)
+        watched.side_effect = getattr(runner_module, name)
+        monkeypatch.setattr(runner_module, name, watched)
     return device
 
 
@@ -265,7 +265,7 @@ def test_a_request_begins_without_what_the_drafter_kept_of_the_one_before(
         engine.submit(Request(prompt, 1, 0, stop_tokens=()))
         while engine.busy:
             engine.advance()
-        assert engine._state.own.tolist() == [max(prompt)]
+        assert engine.state.own.tolist() == [max(prompt)]
 
 
 def test_a_beginning_is_shared_with_a_row_that_goes_on(

@@ -20,7 +20,6 @@ from redrafter_jax import (
     make_mesh,
     stream,
 )
-from redrafter_jax.engine import engine as engine_module
 from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, QueueFull, Request
@@ -171,18 +170,20 @@ def test_what_is_shared_is_not_copied_and_what_is_not_shared_is_not_seen(target:
     assert len(kept) == 2
     shared = [page in kept for page in range(engine.pages)]
     # Nothing of any other page may reach the text.
-    cache = engine._state.cache
+    cache = engine.state.cache
     spoilt = tuple(
         tuple(layer.at[~np.array(shared)].set(np.nan) for layer in side)
         for side in (cache.keys, cache.values)
     )
-    engine._state = engine._state._replace(cache=cache._replace(keys=spoilt[0], values=spoilt[1]))
+    engine._runner.state = engine._runner.state._replace(
+        cache=cache._replace(keys=spoilt[0], values=spoilt[1])
+    )
     before = jax.tree.map(lambda layer: np.array(layer[np.array(shared)]), spoilt)
     engine.submit(second)
     (event,) = run(engine).values()
     assert engine.counters.reused_tokens == 2 * PAGE
     assert event.tokens == texts_alone(target, [second])[0]
-    cache = engine._state.cache
+    cache = engine.state.cache
     for old, new in zip(
         jax.tree.leaves(before), jax.tree.leaves((cache.keys, cache.values)), strict=True
     ):
@@ -223,7 +224,9 @@ def test_a_request_that_has_given_way_tells_each_token_once(target: Target) -> N
         assert [token.call for token in event.decided] == list(range(3 * PAGE))
 
 
-@pytest.mark.parametrize("where", ["read_rows", "decode_rows", "place", "to_host"])
+@pytest.mark.parametrize(
+    "where", ["runner.read_rows", "runner.decode_rows", "runner.place", "engine.to_host"]
+)
 def test_an_engine_that_was_interrupted_goes_on_with_nothing(
     target: Target, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -235,7 +238,7 @@ def test_an_engine_that_was_interrupted_goes_on_with_nothing(
     engine = kept._engine
     assert engine is not None
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, where, Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(f"redrafter_jax.engine.{where}", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             list(stream(target, drafter, [prompt], **options))
     assert not engine.intact

@@ -111,5 +111,5 @@ def test_trees_of_one_head_share_what_they_borrow(
         engine.submit(Request([3, 1, 4], 9, 0, SamplingConfig(temperature)))
         while engine.busy:
             engine.advance()
-    assert {tree for _, tree, *_ in engine._timed} >= {DRAFT, TreeConfig(2, 2)}
+    assert {tree for _, tree, *_ in engine._runner.ran} >= {DRAFT, TreeConfig(2, 2)}
     assert len(gathered) == 1

@@ -149,7 +149,7 @@ def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, Loaded
     for request in requests:
         engine.submit(request)
     engine.advance(passes=None, steps=0)
-    state = engine._state
+    state = engine.state
     assert sorted(state.cache.lengths.tolist()) == sorted(map(len, PROMPTS))
     B, S = state.tokens.shape
     for layer in (*state.cache.keys, *state.cache.values):
