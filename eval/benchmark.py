@@ -194,8 +194,9 @@ def decode_batch(
     """
     target, drafter, tree, mirror = method
     started = time.perf_counter()
-    engine, requests = engine_of(
-        target, drafter, batch, tree, adaptive=False, log_probs=False, mirror=mirror
+    requests = check_batch(target.config, batch)
+    engine = engine_of(
+        target, drafter, requests, tree, adaptive=False, log_probs=False, mirror=mirror
     )
     rows: dict[int, list[Token]] = {engine.submit(request): [] for request in requests}
 

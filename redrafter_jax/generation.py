@@ -131,7 +131,7 @@ def generate(
     if mirror is not None:
         check_mirrored(requests)
     told = log_probs or prompt_log_probs
-    engine, _ = engine_of(target, bound, batch, tree, adaptive, told, mirror=mirror)
+    engine = engine_of(target, bound, requests, tree, adaptive, told, mirror=mirror)
     if engine.adaptive:
         engine.steps_per_call = _STEPS
     tokens: dict[int, list[Token]] = {}
@@ -182,23 +182,22 @@ def generate_autoregressive(
 def engine_of(
     target: Target,
     drafter: Drafter,
-    batch: Batch,
+    requests: Sequence[Request],
     tree: TreeConfig | TreeTable | None,
     adaptive: bool | None,
     log_probs: bool,
     context_length: int | None = None,
     mirror: MirrorConfig | None = None,
-) -> tuple[Engine, list[Request]]:
-    """An engine with a slot for every row of a batch, and the rows as its requests.
+) -> Engine:
+    """An engine with a slot for each of these requests, from `check_batch`, none submitted yet.
 
     Raises:
       InputError: as `generate`.
     """
-    requests = check_batch(target.config, batch)
     rows = len(requests)
     check_rows(rows, target.mesh)
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-    engine = Engine(
+    return Engine(
         target,
         drafter,
         tree=tree,
@@ -212,7 +211,6 @@ def engine_of(
         top_log_probs=0 if log_probs else None,
         mirror=mirror,
     )
-    return engine, requests
 
 
 def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) -> Generation:

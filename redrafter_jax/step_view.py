@@ -12,7 +12,7 @@ import numpy as np
 from redrafter_jax.config import SamplingConfig, TreeConfig
 from redrafter_jax.decoding.step import decode_step
 from redrafter_jax.drafters.base import Drafter, LoadedHead
-from redrafter_jax.engine.requests import Batch, Prompts, check_size, tokenize
+from redrafter_jax.engine.requests import Batch, Prompts, check_batch, check_size, tokenize
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.generation import engine_of
@@ -94,7 +94,8 @@ def trace_step(
             "leave them out."
         )
     batch = Batch(asked.prompts, room, sampling, seeds, asked.eos_token_ids)
-    engine, requests = engine_of(target, bound, batch, one, False, False)
+    requests = check_batch(target.config, batch)
+    engine = engine_of(target, bound, requests, one, False, False)
     for request in requests:
         engine.submit(request)
     engine.advance(passes=None, steps=0)

@@ -90,11 +90,11 @@ class KeptCache:
         self,
         target: Target,
         drafter: Drafter,
-        batch: Batch,
+        requests: Sequence[Request],
         tree: TreeConfig | TreeTable | None,
         adaptive: bool | None,
         log_probs: bool,
-    ) -> tuple[Engine, list[Request]]:
+    ) -> Engine:
         """The engine of the streams before, which has their texts; a new one for other trees.
 
         Raises:
@@ -103,7 +103,6 @@ class KeptCache:
         kept = self._engine
         if kept is not None and not _same_weights(kept.target, target):
             raise InputError("kept_cache is of another target; make a new KeptCache for this one.")
-        requests = check_batch(target.config, batch)
         if kept is not None and kept.slots != len(requests):
             raise InputError(
                 f"kept_cache has {kept.slots} rows, but there are {len(requests)} prompts; give "
@@ -119,12 +118,12 @@ class KeptCache:
         made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs)
         fits = kept is not None and kept.intact and kept.stop_width >= stops
         if kept is None or not fits or not _same(self._made_for, made_for):
-            kept, _ = engine_of(
-                target, drafter, batch, tree, adaptive, log_probs, self._context_length
+            kept = engine_of(
+                target, drafter, requests, tree, adaptive, log_probs, self._context_length
             )
         kept.cancel_all()
         self._engine, self._made_for = kept, made_for
-        return kept, requests
+        return kept
 
 
 def stream(
@@ -190,7 +189,7 @@ def stream(
         from redrafter_jax.engine.constrained import hold
 
         requests = hold(target.config, requests, grammars, tokenizer)
-    engine, _ = make(target, bound, batch, tree, adaptive, log_probs)
+    engine = make(target, bound, requests, tree, adaptive, log_probs)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
         _Row(

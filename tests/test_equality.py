@@ -17,7 +17,7 @@ from tiny_models import imitating_drafter
 from redrafter_jax import SamplingConfig, TreeConfig, generate, generate_autoregressive
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.drafters.base import LoadedHead
-from redrafter_jax.engine import engine
+from redrafter_jax.engine import runner
 from redrafter_jax.models.target import Target
 
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
@@ -45,13 +45,13 @@ def compiled_as_users_compile() -> Iterator[None]:
     """With all of LLVM's passes, of which conftest.py leaves most out."""
     options = {"xla_backend_optimization_level": "3"} if jax.default_backend() == "cpu" else None
     compiled = jax.jit(
-        inspect.unwrap(engine.decode_rows),
+        inspect.unwrap(runner.decode_rows),
         donate_argnames="state",
         static_argnames=("tree", "steps", "top"),
         compiler_options=options,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "decode_rows", compiled)
+        patch.setattr(runner, "decode_rows", compiled)
         yield
 
 

@@ -22,7 +22,7 @@ from redrafter_jax import Generation, MirrorConfig, SamplingConfig, TreeConfig, 
 from redrafter_jax.decoding import step
 from redrafter_jax.decoding.accept import accept, choose_tokens
 from redrafter_jax.drafters.base import LoadedHead
-from redrafter_jax.engine import engine
+from redrafter_jax.engine import runner
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Accepted, Sampling, TokenTree
@@ -239,12 +239,12 @@ def test_a_wrong_rule_breaks_the_law(monkeypatch: pytest.MonkeyPatch, rule: Rule
         chosen = rule(tree, logits, noise, sampling)
         return chosen, accept(tree, chosen, noise.shape[1])
 
-    inner = inspect.unwrap(engine.decode_rows)
+    inner = inspect.unwrap(runner.decode_rows)
     monkeypatch.setattr(step, "decide", decide)
     # A function of its own, so that no trace of the right step is reused.
     anew = partial(jax.jit, static_argnames=("tree", "steps", "top"))
     monkeypatch.setattr(
-        engine, "decode_rows", anew(lambda *arguments, **options: inner(*arguments, **options))
+        runner, "decode_rows", anew(lambda *arguments, **options: inner(*arguments, **options))
     )
     case = Case("fair", ALL_NODES, SamplingConfig(1.0))
     # Half of the draws that the right rule has to stand.

@@ -24,7 +24,7 @@ from redrafter_jax import (
 from redrafter_jax.decoding import step
 from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.tree import matching_paths, pad_nodes
-from redrafter_jax.engine import engine
+from redrafter_jax.engine import runner
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import TokenTree
 
@@ -228,11 +228,11 @@ def test_a_wrong_path_in_the_cache_changes_the_text(monkeypatch: pytest.MonkeyPa
     requests = full_requests(sampling=SAMPLINGS[:4])
     plain = generate_autoregressive(pairs()["good"][0], **requests)
     monkeypatch.setattr(step, "commit", commit_the_first_nodes)
-    inner = inspect.unwrap(engine.decode_rows)
+    inner = inspect.unwrap(runner.decode_rows)
     # A function of its own, so that no trace of the right path is reused.
     anew = partial(jax.jit, static_argnames=("tree", "steps", "top"))
     monkeypatch.setattr(
-        engine, "decode_rows", anew(lambda *arguments, **options: inner(*arguments, **options))
+        runner, "decode_rows", anew(lambda *arguments, **options: inner(*arguments, **options))
     )
     speculative = generate(*pairs()["fair"], tree=TREES["all nodes"], **requests)
     assert speculative.tokens != plain.tokens

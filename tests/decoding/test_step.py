@@ -26,7 +26,7 @@ from redrafter_jax import (
 )
 from redrafter_jax.decoding.step import finish
 from redrafter_jax.drafters.base import LoadedHead, RootOnly, bind_drafter
-from redrafter_jax.engine import engine
+from redrafter_jax.engine import runner
 from redrafter_jax.engine.device import decode_rows, row_shapes
 from redrafter_jax.engine.requests import Batch, slots_for
 from redrafter_jax.models.projection import Lender
@@ -194,7 +194,7 @@ def test_values_never_recompile_nor_does_another_tree_what_reads_prompts(
     chex.clear_trace_counter()
 
     def let_be_traced_once(name: str, *static: str) -> None:
-        inner = inspect.unwrap(getattr(engine, name))
+        inner = inspect.unwrap(getattr(runner, name))
 
         def traced(*arguments: Any, **keywords: Any) -> Any:
             return inner(*arguments, **keywords)
@@ -203,7 +203,7 @@ def test_values_never_recompile_nor_does_another_tree_what_reads_prompts(
         traced.__name__ = name
         counted = chex.assert_max_traces(traced, n=1)
         function = jax.jit(counted, donate_argnums=2, static_argnames=static)
-        monkeypatch.setattr(engine, name, function)
+        monkeypatch.setattr(runner, name, function)
 
     let_be_traced_once("read_rows", "top")
     other_tree = TreeConfig(1, 1, lookup_tokens=2)

@@ -26,7 +26,7 @@ from redrafter_jax.decoding.step import propose
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.drafters.self_drafter import parse_self
-from redrafter_jax.engine.requests import Batch
+from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.generation import engine_of
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target
@@ -107,13 +107,12 @@ def state_after(
     target: Target, drafter: Drafter, prompts: list[list[int]], tree: TreeConfig
 ) -> DecodeState:
     """The state of an engine that has read the prompts, and has decoded nothing."""
-    reader, requests = engine_of(
-        target, drafter, Batch(prompts, [8] * len(prompts), SAMPLINGS), tree, None, False
-    )
+    requests = check_batch(target.config, Batch(prompts, [8] * len(prompts), SAMPLINGS))
+    reader = engine_of(target, drafter, requests, tree, None, False)
     for request in requests:
         reader.submit(request)
     reader.advance(passes=None, steps=0)
-    return reader._state
+    return reader.state
 
 
 def drafted(

@@ -242,15 +242,19 @@ def test_long_rows_come_in_few_sizes() -> None:
 
 def test_a_kept_cache_must_hold_the_rows_and_their_tokens() -> None:
     # 4 + 5 tokens are the most.
-    batch, how = Batch([[1] * 4, [2]], 5), (None, None, False)
+    two, three = (
+        check_batch(TARGET.config, Batch(prompts, 5))
+        for prompts in ([[1] * 4, [2]], [[1], [2], [3]])
+    )
+    how = (None, None, False)
     kept = KeptCache(9)
-    engine, _ = kept.engine_for(TARGET, RootOnly(), batch, *how)
+    engine = kept.engine_for(TARGET, RootOnly(), two, *how)
     assert engine.slots == 2
-    assert kept.engine_for(TARGET, RootOnly(), batch, *how)[0] is engine
+    assert kept.engine_for(TARGET, RootOnly(), two, *how) is engine
     with pytest.raises(InputError, match="9 tokens, prompt included, do not fit the 8 of kept_cac"):
-        KeptCache(8).engine_for(TARGET, RootOnly(), batch, *how)
+        KeptCache(8).engine_for(TARGET, RootOnly(), two, *how)
     with pytest.raises(InputError, match="kept_cache has 2 rows, but there are 3 prompts"):
-        kept.engine_for(TARGET, RootOnly(), Batch([[1], [2], [3]], 5), *how)
+        kept.engine_for(TARGET, RootOnly(), three, *how)
 
 
 def first_update(*models: Any, **arguments: Any) -> None:

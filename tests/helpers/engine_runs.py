@@ -9,7 +9,7 @@ from redrafter_jax import SamplingConfig, TreeConfig, generate
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
-from redrafter_jax.engine.requests import Batch
+from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.generation import Generation, engine_of
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
@@ -46,11 +46,12 @@ def read_batch(
     target: Target, drafter: Drafter, batch: Batch, tree: TreeConfig | None
 ) -> DecodeState:
     """The state of an engine that has read the prompts, and has decoded nothing."""
-    reader, requests = engine_of(target, drafter, batch, tree, None, False)
+    requests = check_batch(target.config, batch)
+    reader = engine_of(target, drafter, requests, tree, None, False)
     for request in requests:
         reader.submit(request)
     reader.advance(passes=None, steps=0)
-    return reader._state
+    return reader.state
 
 
 def generated(target: Target, requests: Sequence[Request]) -> Generation:

@@ -38,7 +38,7 @@ from redrafter_jax import (
 )
 from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.ranking import _highest_of_shards, _over_shards
-from redrafter_jax.engine.requests import Batch
+from redrafter_jax.engine.requests import Batch, check_batch
 from redrafter_jax.generation import engine_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.collectives import all_gather
@@ -145,7 +145,8 @@ def test_other_kinds_of_pair_say_the_same_on_a_mesh(
 def test_every_part_of_a_state_lies_on_its_own_device(pair: tuple[Target, LoadedHead]) -> None:
     target = place(pair[0], make_mesh(2, 4))
     batch, tree = Batch(PROMPTS, 4, eos_token_ids=()), TreeConfig(beam_width=1, draft_rounds=3)
-    engine, requests = engine_of(target, PromptLookup(), batch, tree, None, log_probs=False)
+    requests = check_batch(target.config, batch)
+    engine = engine_of(target, PromptLookup(), requests, tree, None, log_probs=False)
     for request in requests:
         engine.submit(request)
     engine.advance(passes=None, steps=0)
