@@ -47,7 +47,8 @@ def test_its_commands_are_words_that_the_program_takes(command: str) -> None:
 
 def test_what_is_not_a_command_of_ours_is_the_installation() -> None:
     assert [one for one in COMMANDS if not one.startswith("redrafter")] == [
-        "pip install '.[serve]'"
+        "pip install '.[serve]'",
+        "pip install '.[serve,train]'",
     ]
 
 
