@@ -25,8 +25,8 @@ from pallas_kernels.gpus import GPUS
 @pytest.mark.parametrize(
     ("package", "sentence"),
     [
-        (None, r"in a checkout `make aot` installs"),
-        (object(), r"is cuda; .* needs JAX_PLATFORMS=cpu"),
+        (None, r"install it with `make aot` in a checkout"),
+        (object(), r"is cuda; set JAX_PLATFORMS=cpu"),
     ],
 )
 def test_what_is_missing_is_one_sentence(
