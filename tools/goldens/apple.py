@@ -4,8 +4,8 @@
 
 The argument is a clone of https://github.com/apple/ml-recurrent-drafter; the versions are in
 tests/goldens/README.md.
-Both models are saved by Apple's classes with `torch.save`, and their files stand in the golden as
-base64: so it also holds what PyTorch writes.
+Both models are saved by Apple's classes with `torch.save`. The golden has their files in base64, so
+it also tests reading PyTorch's format.
 """
 
 import base64
