@@ -65,7 +65,7 @@ def tune(settings: TuneSettings) -> None:
       InputError: a setting, a file or a prompt cannot be used.
     """
     if settings.mesh.build() is not None:
-        raise InputError("eval tune measures one device; leave mesh out, and start one process.")
+        raise InputError("eval tune measures one device; leave mesh out and start one process.")
     started = time.perf_counter()
     trees = build_all(settings.trees)
     output = _output(settings)

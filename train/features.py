@@ -86,7 +86,7 @@ def features(arguments: Sequence[str]) -> None:
     settings.drafter.build_for(config, settings.draft_rounds)
     if settings.top_k > config.vocab_size:
         raise InputError(
-            f"top_k is {settings.top_k}; the target has {config.vocab_size} tokens, lower it."
+            f"top_k is {settings.top_k}, but the target has {config.vocab_size} tokens; lower it."
         )
     make_folder(folder, "features")
     with hold(folder, "features"):
@@ -187,7 +187,7 @@ def check_space(
     )
     if needed > free:
         raise InputError(
-            f"{folder} needs {decimal(needed)} more, and {decimal(free)} are free; make room, name "
+            f"{folder} needs {decimal(needed)} more, but {decimal(free)} are free; make room, use "
             "another folder, or lower top_k."
         )
 
@@ -284,7 +284,7 @@ def _write(path: Path, parts: Sequence[dict[str, np.ndarray]], starts: np.ndarra
         # safetensors makes files that only their owner may read.
         shutil.copymode(path.with_name("index.json"), path)
     except SafetensorError as error:  # a full disk, for example
-        raise InputError(f"{path} could not be written ({error}).") from None
+        raise InputError(f"{path} could not be written ({error}); free disk space.") from None
 
 
 def _id_dtype(vocab_size: int) -> np.dtype:

@@ -123,9 +123,7 @@ def test_a_warm_up_without_end_is_one_sentence(
     warm = threading.Event()
 
     def ask(base: str) -> None:
-        with pytest.raises(
-            InputError, match=r"ready within 1 s \(.* '503 Service Unavailable'.*health"
-        ):
+        with pytest.raises(InputError, match=r"within 1 s \(.* '503 Service Unavailable'.*health"):
             evaluate(words(tmp_path, base))
         warm.set()
 

@@ -39,7 +39,7 @@ def test_what_is_missing_is_one_sentence(
 
 
 def test_an_unknown_gpu_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="GPU 'h20' is not known; the known ones are h100, h200"):
+    with pytest.raises(ValueError, match="GPU 'h20' is not known; use one of h100, h200"):
         gpu_mesh("h20")
 
 

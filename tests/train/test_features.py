@@ -193,7 +193,7 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
             "nowhere holds no features; write them with `python -m train",
         ),
         ({"features": None}, ("features",), "features is missing; set the output folder"),
-        ({}, ("features", "top_k=301"), "top_k is 301; the target has 300 tokens"),
+        ({}, ("features", "top_k=301"), "top_k is 301, but the target has 300 tokens"),
         ({}, ("features", "top_k=6"), "holds features with other values of top_k; use another"),
     ],
 )
@@ -224,7 +224,7 @@ def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
     stated = values(own, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-        assert "more, and 0 bytes are free; make room" in start(stated, "features", code=2).err
+        assert "more, but 0 bytes are free; make room" in start(stated, "features", code=2).err
     start(stated, "features")
     save_target(init_target(CONFIG, 1), own)
     assert "holds features of another target (" in start(stated, code=2).err

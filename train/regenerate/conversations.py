@@ -206,7 +206,7 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
             why = describe_skips([record for record in records if isinstance(record, Skip)])
             raise InputError(
                 f"{settings.name(index)} holds no conversation to rewrite{why and f' ({why})'}; "
-                "give it other data, leave it out, or set prompt_tokens and count to continue "
+                "change its data, leave it out, or set prompt_tokens and count to continue "
                 "texts."
             )
         all_records += records
@@ -222,7 +222,7 @@ def choose_conversations(
     """The first `count` conversations in an order drawn by `shuffle_seed`, and all skips.
 
     Raises:
-      InputError: there are no or fewer conversations, or there are skips and they are refused.
+      InputError: there are fewer than `count` conversations or none, or `data.skips` refuses skips.
     """
     made = [_encode(encoder, record) for record in records]
     skips = [skip for skip in made if isinstance(skip, Skip)]
@@ -231,10 +231,10 @@ def choose_conversations(
     if skips and settings.skips == "refuse":
         raise InputError(
             f"{len(skips)} of {len(made)} records cannot be rewritten: {describe_skips(skips)}. "
-            "Mend them, or set data.skips=report to go on without."
+            "Correct them, or set data.skips=report to continue without them."
         )
     if not usable:
-        raise InputError(f"No record can be rewritten: {describe_skips(skips)}. Mend them.")
+        raise InputError(f"No record can be rewritten: {describe_skips(skips)}. Correct them.")
     if count is not None and count > len(usable):
         raise InputError(
             f"count is {count}, but the data gives {len(usable)} conversations; lower it."

@@ -17,7 +17,7 @@ Session: TypeAlias = Generator[Request, list[int], Result]
 # Rows of the output, as JSON objects.
 JsonRows: TypeAlias = list[dict[str, Any]]
 
-# Decode steps between two checks of which rows have ended.
+# Decode steps between two checks for finished rows.
 STEPS = 16
 # An eighth of the rows are prefilled together, in passes of `_PASS_TOKENS` tokens: a GPU reads the
 # weights in the time that it needs to multiply them by some 200 tokens.
