@@ -1,1 +1,1 @@
-"""`python -m eval`: speculative and autoregressive decoding, measured and reported."""
+"""`python -m eval`: measurements and reports of speculative and autoregressive decoding."""

@@ -1,6 +1,6 @@
-"""`python -m eval [command] --config FILE`: what a pair of target and drafter is worth.
+"""`python -m eval [command] --config FILE`: evaluate a target with its drafters.
 
-Commands: compare, which may be left out, parity, plan, serve-load, steps, tune.
+Commands: compare (the default), mirror, parity, plan, serve-load, steps, tune.
 """
 
 import logging
@@ -10,12 +10,12 @@ from redrafter_jax.command_line import ctrl_c_ends_at_once, run
 
 
 def main() -> None:
-    """The command: exit code 2 and one sentence for values that cannot be used."""
+    """Run the command; unusable values exit with code 2 and a one-sentence error."""
     run(_main)
 
 
 def _main() -> None:
-    # Its first import builds a font cache and says so on stderr.
+    # The first import of matplotlib builds a font cache and logs that on stderr.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with ctrl_c_ends_at_once():
         from .commands import evaluate

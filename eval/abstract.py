@@ -1,6 +1,7 @@
-"""Models and decode states without files: shapes alone, or random arrays.
+"""Models and decode states without files: abstract shapes, or random arrays.
 
-Shapes are for a compiler, or to count bytes. Random arrays take the same time as real ones.
+Abstract shapes serve to compile and to count bytes; random arrays take the same time as real
+weights.
 """
 
 import math
@@ -35,14 +36,14 @@ AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
 def abstract_target(
     config: TargetConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> Target:
-    """A target whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
+    """A target of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
     return _abstract(lambda: init_target(config, 0), dtype, form)
 
 
 def abstract_drafter(
     config: HeadConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> LoadedHead:
-    """A drafter whose parameters are `jax.ShapeDtypeStruct`s, its matrices quantized if asked."""
+    """A drafter of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
     return _abstract(lambda: init_drafter(config, 0), dtype, form)
 
 
@@ -56,7 +57,7 @@ def _abstract(
 
 
 def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """The shapes of the state that `decode_rows` takes.
+    """Abstract shapes of the decode state that `decode_rows` takes.
 
     Args:
       target: from `abstract_target`.
@@ -68,7 +69,7 @@ def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int
 
 
 def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
-    """The same shapes, split over a mesh as decoding splits them."""
+    """Add the shardings of decoding on a mesh to abstract shapes."""
 
     def split(leaf: Any, sharding: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -80,7 +81,7 @@ def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def bytes_of(tree: object) -> int:
-    """Bytes of all arrays of a pytree, abstract ones too; on a mesh, those of one device."""
+    """Bytes of all arrays of a pytree, which may be abstract; on a mesh, bytes per device."""
 
     def size(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)
@@ -91,19 +92,19 @@ def bytes_of(tree: object) -> int:
 
 
 def item_bits(leaf: Any) -> int:
-    """Bits of an array's number on a device, which packs two int4 into a byte."""
+    """Bits per element on a device; two int4 elements share a byte."""
     return 4 if leaf.dtype == jnp.int4 else 8 * leaf.dtype.itemsize
 
 
 def random_weights(model: AnyModel) -> AnyModel:
-    """The abstract model with random weights: its text means nothing."""
+    """Random weights for an abstract model."""
     return _draw_all(model, 0, lambda key, leaf: _draw(key, leaf.shape, leaf.dtype))
 
 
 def random_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """A greedy state whose rows never end; its cache and the drafter's state are random.
+    """A greedy decode state with random caches, whose rows never end.
 
-    Arguments as in `abstract_state`.
+    The arguments are those of `abstract_state`.
     """
 
     def draw(key: Array, leaf: Any) -> Array:
@@ -125,10 +126,10 @@ def _draw_all(shapes: Tree, seed: int, draw: Callable[[Array, Any], Array]) -> T
     return jax.tree.unflatten(structure, list(map(draw, keys, leaves)))
 
 
-# Each weight is drawn in its own dtype: no float32 copy of a large model ever exists.
+# Draw each weight in its own dtype, so that no float32 copy of a large model exists.
 @partial(jax.jit, static_argnums=(1, 2))
 def _draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Activations keep their scale: a matrix divides by the root of its inputs, vectors are 1."""
+    """Draw a weight that preserves the scale of activations; vectors are ones."""
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
     return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[0] ** -0.5, dtype)

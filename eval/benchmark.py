@@ -1,6 +1,6 @@
-"""Ways of decoding, and what they do with the same prompts, in turns.
+"""Decoding methods, timed in turns on the same prompts.
 
-Commands that decode prompts do so through this file alone.
+All commands of `eval` that decode prompts use this module.
 """
 
 import time
@@ -27,7 +27,7 @@ from .config import RowSettings
 
 
 class Method(NamedTuple):
-    """A way of decoding, of `drafting` or the `baseline`; `mirror` drafts ahead."""
+    """A decoding method, made by `drafting` or `baseline`; `mirror` drafts ahead."""
 
     target: Target
     drafter: Drafter
@@ -36,7 +36,7 @@ class Method(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """N, tokens of a row that one target call reads."""
+        """N, the number of tokens per row that one target call reads."""
         return node_count(self.tree)
 
 
@@ -46,11 +46,11 @@ def baseline(target: Target) -> Method:
 
 
 def drafting(target: Target, head: LoadedHead | Drafter | None, tree: TreeConfig | None) -> Method:
-    """Decoding with these trees; without a head by prompt lookup, without a tree the baseline.
+    """Speculative decoding with a tree; prompt lookup if `head` is None, the baseline if `tree` is.
 
     Raises:
-      InputError: the drafter does not fit the target, as when trees are deeper than that has
-        positions.
+      InputError: the drafter does not fit the target, or the tree is deeper than its position
+        limit.
     """
     if tree is None:
         return baseline(target)
@@ -62,13 +62,14 @@ def drafting(target: Target, head: LoadedHead | Drafter | None, tree: TreeConfig
 
 
 class Run(NamedTuple):
-    """One decoding of one batch: its `redrafter_jax.Generation`, and how long it took.
+    """The result of decoding one batch, as in `redrafter_jax.Generation`, and its wall times.
 
     Attributes:
-      prefill_seconds: from lists of prompts to each row's first token, chosen on the device; 0 in
-        a run without the clock.
-      decode_seconds: from there to all tokens on the host; 0 as well.
-      mirror: how often trees were ready; None where none is drafted ahead.
+      prefill_seconds: seconds from lists of prompts until the first token of each row is on the
+        device; 0 in a run without the clock.
+      decode_seconds: seconds from then until all tokens are on the host; 0 in a run without the
+        clock.
+      mirror: counts of trees that were ready; None if no tree is drafted ahead.
     """
 
     tokens: list[list[int]]
@@ -86,11 +87,11 @@ class Run(NamedTuple):
 
     @property
     def new_tokens(self) -> int:
-        """New tokens of all rows."""
+        """Number of new tokens of all rows."""
         return sum(len(row) for row in self.tokens)
 
     def select(self, rows: Sequence[int]) -> "Run":
-        """The same run without the other rows."""
+        """The run restricted to these rows."""
         return self._replace(
             tokens=[self.tokens[row] for row in rows],
             steps=[self.steps[row] for row in rows],
@@ -102,19 +103,19 @@ class Run(NamedTuple):
 
     @property
     def decoded_tokens(self) -> int:
-        """New tokens of all rows, without the one per row that prefill decides."""
+        """Number of new tokens of all rows, except the first of each row, which prefill decides."""
         return self.new_tokens - len(self.tokens)
 
 
 class TimedTurn(NamedTuple):
-    """One batch decoded by every method, one right after the other."""
+    """Runs of one batch by every method, one directly after the other."""
 
     batch: int
     repeat: int
     runs: dict[str, Run]
 
     def untimed(self) -> "TimedTurn":
-        """The same without the clock's times."""
+        """The same turn with all times set to 0."""
         times = {"prefill_seconds": 0.0, "decode_seconds": 0.0}
         return self._replace(runs={name: run._replace(**times) for name, run in self.runs.items()})
 
@@ -122,9 +123,10 @@ class TimedTurn(NamedTuple):
 def make_batches(
     asked: EncodedPrompts, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
-    """The rows in their order; the last batch may be smaller. Seeds count prompts.
+    """Split the rows into batches in order; the last batch may be smaller.
 
-    Without a `batch_size` all of them are one batch.
+    The seed of a row is `first_seed` plus the prompt's number. If `batch_size` is None, all rows
+    are one batch.
     """
     return [
         Batch(
@@ -141,12 +143,11 @@ def make_batches(
 
 
 def warm_up(work: Iterable[tuple[Hashable, Method, Batch]], times: int) -> None:
-    """Decode one batch of every array shape by every method, untimed; the first time compiles.
+    """Decode one batch of every array shape with every method, untimed; the first run compiles.
 
     Args:
-      work: methods with the batches that they will decode; the first of each triple tells methods
-        apart.
-      times: runs of each method and array shape.
+      work: triples of a method's key, the method, and a batch that it will decode.
+      times: number of runs per method and array shape.
     """
     chosen = {}
     for name, method, batch in work:
@@ -164,11 +165,11 @@ def measure(
     done: Container[tuple[int, int]] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> Iterator[TimedTurn]:
-    """Time all methods on every batch, `repeats` times over; `warm_up` comes before.
+    """Time all methods on every batch, `repeats` times; call `warm_up` before.
 
-    The runs of a turn follow each other at once, so that a slow minute of the machine hits all of
-    them. Which method goes first changes from turn to turn. `done` has the pairs of batch and
-    repeat that are left out; `advance` is told of every run.
+    The runs of a turn directly follow each other, so that a slow minute of the machine affects all
+    methods. The first method rotates from turn to turn. `done` holds the (batch, repeat) pairs to
+    leave out; `advance` is called after every run.
     """
     names = list(methods)
     for repeat in range(repeats):
@@ -187,7 +188,7 @@ def measure(
 def decode_batch(
     method: Method, batch: Batch, watch: Callable[[str, Any], Any] | None = None
 ) -> Run:
-    """Decode as `generate` does, with prefill and decoding timed; `watch` is of `Mirror`.
+    """Decode a batch as `generate` does, timing prefill and decoding; `watch` is `Mirror.watch`.
 
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
@@ -225,7 +226,7 @@ def decode_batch(
 
 
 def state_shape(method: Method, batch: Batch) -> tuple[int, int]:
-    """Rows and cache slots of the state that decodes a batch: all that its programs depend on."""
+    """Rows and cache slots of a batch's decode state, which its compiled programs depend on."""
     rows = check_batch(method.target.config, batch)
     longest = max(len(row.prompt) + row.max_new_tokens for row in rows)
     return len(rows), slots_for(longest, longest_path(method.tree))

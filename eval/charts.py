@@ -1,4 +1,4 @@
-"""The charts beside the reports of speeds."""
+"""Charts of the reports on speed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 
 def _figure(title: str, width: float, height: float, *shape: int) -> tuple[Figure, Any]:
-    """Not by pyplot, which needs a window system and keeps global state."""
+    """Create a figure without pyplot, which has global state and may need a display."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, fontsize=9)
     panels = figure.subplots(*shape, squeeze=False)
@@ -20,11 +20,11 @@ def _figure(title: str, width: float, height: float, *shape: int) -> tuple[Figur
 
 
 def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
-    """A PNG with a column for each sampling: speed-up by acceptance length, and rates by depth.
+    """Write a PNG with a column per sampling: speed-up by acceptance length, and rates by depth.
 
-    Above a large point is a method over all prompts, its lines the intervals of both; a small point
-    is the method in a category. On a dashed line all steps cost the same number of baseline steps.
-    Without the clock there are the rates alone.
+    In the upper panel, a large point is a method over all prompts, with lines for its two
+    intervals, and a small point is the method in one category. Along a dashed line, a step costs
+    the same number of baseline steps. Without the clock, only the rates are drawn.
     """
     cases, clock = report["samplings"], report["config"]["clock"]
     figure, panels = _figure(title, 1.0 + 4 * len(cases), 4.0 + 4 * clock, 1 + clock, len(cases))
@@ -77,7 +77,7 @@ def _draw_speedups(panel: Any, case: Mapping[str, Any]) -> None:
 
 
 def _points(methods: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Acceptance length and speed-up of the methods that have one."""
+    """Acceptance length and speed-up of each method whose speed-up is known."""
     return {
         name: (measures["acceptance_length"], measures["speedup"])
         for name, measures in methods.items()
@@ -86,7 +86,7 @@ def _points(methods: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def _draw_rates(panel: Any, methods: Mapping[str, Any]) -> None:
-    """The colors are those of the methods above; a depth that no call reached leaves a gap."""
+    """Draw acceptance rates in the colors of the upper panel; unreached depths leave a gap."""
     for index, (name, measures) in enumerate(methods.items()):
         given = measures["acceptance_rate_per_depth"]
         rates = [np.nan if rate is None else rate for rate in given]
@@ -97,7 +97,7 @@ def _draw_rates(panel: Any, methods: Mapping[str, Any]) -> None:
 
 
 def write_load_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
-    """A PNG of latency and of throughput against the rate of requests, a line for each method."""
+    """Write a PNG of latency and throughput by request rate, with a line per method."""
     figure, panels = _figure(title, 9.0, 4.4, 1, 2)
     latency, throughput = panels[0]
     for index, method in enumerate(dict.fromkeys(run["method"] for run in report["runs"])):

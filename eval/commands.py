@@ -26,7 +26,7 @@ from .tune import tune
 
 
 class Command(NamedTuple):
-    """What a word after `eval` stands for; see `parse_settings` for `flags` and `config`."""
+    """A command of `eval`; see `parse_settings` for `flags` and `config`."""
 
     measure: Callable[[Any], None]
     settings: type[Settings]
@@ -39,13 +39,13 @@ COMMANDS = {
     "compare": Command(
         compare,
         CompareSettings,
-        "Ways of drafting beside the autoregressive baseline: speed-up, acceptance length, equal "
-        "texts. The name of this command may be left out.",
+        "Compare drafting methods with the autoregressive baseline: speed-up, acceptance length "
+        "and equality of texts. This is the default command.",
     ),
     "mirror": Command(
         measure_mirror,
         MirrorSettings,
-        "Drafting while the target verifies: how often a tree is ready, and what a step takes.",
+        "Measure drafting while the target verifies: how often a tree is ready, and step times.",
     ),
     "parity": Command(
         check_parity,
@@ -55,35 +55,36 @@ COMMANDS = {
     "plan": Command(
         plan,
         PlanSettings,
-        "Whether a pair fits a GPU, and bounds on the time of a step. The target is a folder or "
-        "hub id, of whose files config.json alone is read. --config may be left out.",
+        "Compute whether a pair fits a GPU, and lower bounds on step times. The target is a folder "
+        "or hub id, of which only config.json is read. --config is optional.",
         {"--target": "target", "--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"},
         Path(__file__).with_name("plan.yaml"),
     ),
     "serve-load": Command(
         measure_load,
         ServeLoadSettings,
-        "How long the answers of a running server take, by requests per second.",
+        "Measure how long a running server takes to answer, by requests per second.",
     ),
     "steps": Command(
         measure_steps,
         StepsSettings,
-        "What a decode step and its parts cost, in steps of the baseline.",
+        "Measure the cost of a decode step and its parts, in baseline steps.",
     ),
     "tune": Command(
         tune,
         TuneSettings,
-        "The fastest tree for each batch size and temperature, written to the drafter's folder.",
+        "Find the fastest tree for each batch size and temperature, and write it to the drafter's "
+        "folder.",
     ),
 }
 DEFAULT = "compare"
 
 
 def evaluate(words: Sequence[str]) -> None:
-    """Run a command from the words of the command line: its name or none, then its settings.
+    """Run a command from command-line arguments: its name, which is optional, and its settings.
 
     Raises:
-      InputError: there is no such command, or a setting, a file or a prompt cannot be used.
+      InputError: the command does not exist, or a setting, a file or a prompt cannot be used.
     """
     name = words[0] if words else ""
     if name not in COMMANDS:
@@ -95,7 +96,7 @@ def evaluate(words: Sequence[str]) -> None:
         command.help,
         words[1:],
         command=name,
-        # What loads a pair may be one job of several processes.
+        # Commands that load a pair may run as several processes.
         processes=issubclass(command.settings, TargetSettings),
         flags=command.flags,
         config=command.config,

@@ -1,4 +1,4 @@
-"""`python -m eval compare`: ways of drafting beside the baseline, the same prompts in turns."""
+"""`python -m eval compare`: drafting methods and the baseline, in turns on the same prompts."""
 
 import hashlib
 import json
@@ -48,26 +48,26 @@ from .summary import BASELINE, Way
 from .trees import TREE
 
 DEFINITIONS = summary.DEFINITIONS | {
-    "ways": "drafter and tree of every way of drafting; a tree of null is the baseline, where the "
-    "drafter's table says so",
+    "ways": "drafter and tree of every method; a tree of null is the baseline, which a drafter's "
+    "table may choose too",
     "drafted_per_step": "nodes of a tree below its root, N - 1, padding nodes included",
-    "bytes_per_step": "the least that a step reads from the memory of one device, computed from "
-    "shapes: the weights of the draft and of the target call as `eval plan` counts them, and the "
-    "cache of all rows, filled by a prompt and half of its answer on average",
-    "training_seeds": "of the runs that trained the heads, by the config.yaml beside their folders",
-    "identity": "all that the measurements depend on; prompts and files by their digests",
+    "bytes_per_step": "minimum bytes that a step reads from the memory of one device, computed "
+    "from shapes: the weights of drafting and of the target call as `eval plan` counts them, and "
+    "the cache of all rows, filled with the mean prompt and half of its answer",
+    "training_seeds": "seeds of the runs that trained the heads, from config.yaml in their folders",
+    "identity": "everything that the measurements depend on; prompts and files by their digests",
 }
 
 
 def compare(settings: CompareSettings) -> None:
-    """Load a target and every drafter, decode every sampling by all of them, report.
+    """Decode the prompts with every method and sampling, and write the report.
 
     Every turn is appended to a file beside the report as soon as it is measured. The same command
-    goes on from there, and measures nothing again.
+    resumes from this file and measures nothing twice.
 
     Raises:
       InputError: a file or a prompt cannot be used, a drafter does not fit the target, or the file
-        holds measurements of something else.
+        holds measurements with other settings.
     """
     found = find_target(settings)
     batch_size = settings.batch_size or (1 if settings.clock else None)
@@ -76,7 +76,7 @@ def compare(settings: CompareSettings) -> None:
     batch_size = min(batch_size or rows, rows)
     ways = [_ways(settings, sampling) for sampling in settings.samplings]
     every = dict.fromkeys(way for own in ways for way in own.values())
-    # A head without a tree drafts nothing, and is not read.
+    # A head without a tree drafts nothing and is not loaded.
     drafted = [(way.drafter, way.tree) for way in every if way.drafter and way.tree]
     models = {name: find_drafter(name, found.files) for name in dict(drafted)}
     for name, tree in drafted:
@@ -128,7 +128,7 @@ def compare(settings: CompareSettings) -> None:
 
 
 def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> None:
-    """The report as a page, a chart, CSV, LaTeX, and with more lines on the screen."""
+    """Write the page, chart, CSV and LaTeX files, and print a summary with the lines `more`."""
     from .charts import write_comparison_chart  # matplotlib is slow to import
 
     cases, config = report["samplings"], report["config"]
@@ -154,10 +154,10 @@ def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> 
 
 
 def _ways(settings: CompareSettings, sampling: SamplingConfig) -> dict[str, Way]:
-    """By name the baseline and all ways of drafting, one for each tree of a grid.
+    """The baseline and all methods by name, one method for each tree of a grid.
 
     Raises:
-      InputError: a drafter has no table for tree: auto, or two ways have one name.
+      InputError: a drafter with `tree: auto` has no table, or two methods have the same name.
     """
     ways = {BASELINE: Way(None, None)}
     for name, one in settings.drafters.items():
@@ -174,7 +174,7 @@ def _ways(settings: CompareSettings, sampling: SamplingConfig) -> dict[str, Way]
             words = [f"{TREE[field]}={row[field]}" for field in differ]
             full = ", ".join([name, *words])
             if full in ways:
-                raise InputError(f"drafters has two ways called {full!r}; rename one of them.")
+                raise InputError(f"drafters has two methods named {full!r}; rename one of them.")
             ways[full] = Way(one.drafter, tree)
     return ways
 
@@ -186,9 +186,9 @@ def _identify(
     ways: Sequence[Mapping[str, Way]],
     models: Mapping[str, MatchedModel | FoundSelf],
 ) -> dict[str, Any]:
-    """All that measurements depend on: digests of prompts and models, settings, the machine.
+    """Everything that measurements depend on: digests of prompts and models, settings, machine.
 
-    `target` is the digest of its files.
+    `target` is the digest of the target's files.
     """
     omitted = {"target", "drafters", "prompts", "prompt_count", "report_dir", "repeats", "warm_ups"}
     questions = [[prompt.name, prompt.turns, prompt.category] for prompt in asked.prompts]
@@ -214,12 +214,12 @@ def _identify(
 def _load_methods(
     target: Target, ways: Iterable[Way], dtype: str, rows: int
 ) -> tuple[dict[Way, Method], dict[Way, int]]:
-    """The methods, and the bytes of weights that a step of each reads on one device.
+    """Load the methods; also returns the bytes of weights that a step of each reads per device.
 
-    `rows` is the number of a batch's rows on one device.
+    `rows` is the number of rows of a batch per device.
 
     Raises:
-      InputError: trees are deeper than the target has positions.
+      InputError: a tree is deeper than the target's position limit.
     """
     row_bytes = embedding_bytes(target, rows)
     load_once = cache(partial(load_drafter, dtype=dtype, mesh=target.mesh, target=target))
@@ -241,7 +241,7 @@ def _decode_missing(
     asked: Sequence[EncodedPrompts],
     measured: Measured,
 ) -> str:
-    """Decode the turns that are not measured yet; says how many were, "" if none."""
+    """Decode the missing turns; returns how many turns an earlier run measured, "" if none."""
     batches = [
         make_batches(one, batch_size, sampling, settings)
         for one, sampling in zip(asked, settings.samplings, strict=True)
@@ -274,16 +274,16 @@ def _decode_missing(
 
 
 def _cache_bytes(target: Target, dtype: str) -> int:
-    """Bytes of one token of one row, on one device."""
+    """Bytes of the cache per token of one row on one device."""
     page = jax.eval_shape(partial(init_cache, target.config, 1, PAGE, dtype))
     parts = 1 if target.mesh is None else target.mesh.shape[MODEL]
     return bytes_of((page.keys, page.values)) // PAGE // parts
 
 
 def _add_costs(case: dict[str, Any], name: str, nodes: int, weights: int, per_token: int) -> None:
-    """Add what a step of the method reads, over all prompts and in each category.
+    """Add the bytes that a step of the method reads, over all prompts and in each category.
 
-    `weights` are the bytes of weights of its step, `per_token` those of the cache for one token of
+    `weights` is the bytes of weights per step, `per_token` the bytes of cache for one token of
     every row.
     """
     for category, part in {None: case, **case["categories"]}.items():
@@ -299,7 +299,7 @@ def _add_costs(case: dict[str, Any], name: str, nodes: int, weights: int, per_to
 
 
 def training_seeds(drafters: Iterable[str]) -> dict[str, int]:
-    """The seed of a head's training, where the folder of its run tells it, by the drafter."""
+    """Training seeds of the drafters whose folder of the training run is known."""
     seeds = {}
     for drafter in drafters:
         path = Path(drafter).parent / "config.yaml"

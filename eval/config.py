@@ -1,4 +1,4 @@
-"""Settings of the commands of `python -m eval` that decode, validated by pydantic at the edge."""
+"""Settings of the `python -m eval` commands that decode prompts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,15 +26,15 @@ from .trees import TreeGrid, with_budget
 
 
 class TargetSettings(Settings):
-    """What every command that decodes is given, in one process or in several.
+    """Common settings of the commands that decode prompts.
 
     Attributes:
-      target: folder or hub id of the target, `tokenizer.json` included, or a GGUF file.
-      prompts: JSONL file, see `redrafter_jax.text.prompts`.
-      chat_template: how a prompt is written as a user's turn. None takes the template of the
-        target's tokenizer where it brings one; "none" continues prompts as they stand; a file of
-        Jinja or a built-in format (docs/chat.md) is another.
-      report_dir: folder for what the command writes, made if it is missing.
+      target: folder or hub id of the target with its `tokenizer.json`, or a GGUF file.
+      prompts: JSONL file; see `redrafter_jax.text.prompts`.
+      chat_template: template that renders a prompt as a user turn: None for the template of the
+        target's tokenizer if it has one, "none" to continue prompts verbatim, the path of a Jinja
+        file, or a built-in format (docs/chat.md).
+      report_dir: output folder, created if missing.
       mesh: devices that share the work.
     """
 
@@ -46,22 +46,22 @@ class TargetSettings(Settings):
 
 
 class PairSettings(TargetSettings):
-    """A target, and its `drafter` as `redrafter_jax.load_drafter` takes it."""
+    """A target, and a `drafter` as `redrafter_jax.load_drafter` takes it."""
 
     drafter: str
 
 
 class RowSettings(Settings):
-    """Which prompts are decoded, and how far.
+    """The prompts to decode, and the limits of their answers.
 
     Attributes:
-      prompt_count: how many prompts, from the top of the file; None takes all.
-      turns: 1 asks the first turn of each prompt alone, "all" the later ones too, each behind the
-        baseline's own answers, under the same sampling and seed, to the turns before it.
-      max_new_tokens: limit per prompt and turn.
-      first_seed: prompt i of the file samples with seed `first_seed + i`, in every turn and repeat.
-      stop: "eos" ends a row at an end token of the target or of the chat template, "never" at
-        `max_new_tokens` alone.
+      prompt_count: number of prompts, from the beginning of the file; None takes all.
+      turns: 1 asks only the first turn of each prompt; "all" also asks the later turns, each after
+        the baseline's answers to the earlier turns, decoded with the same sampling and seed.
+      max_new_tokens: maximum number of new tokens per prompt and turn.
+      first_seed: prompt i of the file uses seed `first_seed + i` in every turn and repeat.
+      stop: "eos" ends a row at an end token of the target or the chat template, "never" only at
+        `max_new_tokens`.
     """
 
     prompt_count: PositiveInt | None = None
@@ -81,7 +81,7 @@ def _grid_or_auto(value: Any, handle: Callable[[Any], Any]) -> Any:
     return _unless_auto(value, handle)
 
 
-# "auto" is no member of a union here, whose every member pydantic would blame for a wrong key.
+# Not a union with "auto": for a wrong key, pydantic would report an error for every member.
 TreesSettings = Annotated[
     TreeGrid | Literal["auto"],
     GetPydanticSchema(lambda _, handler: handler(TreeGrid)),
@@ -91,13 +91,13 @@ TreesSettings = Annotated[
 
 
 class DraftingSettings(Settings):
-    """A way of drafting, or one for each tree of a grid.
+    """A drafting method, or one method for each tree of a grid.
 
     Attributes:
-      drafter: as `redrafter_jax.load_drafter` takes it; None for prompt lookup alone, of
+      drafter: drafter as `redrafter_jax.load_drafter` takes it; None for prompt lookup alone, with
         `tree.lookup_tokens`.
-      tree: how trees are drafted, every field a value or a list of them; "auto" takes the tree of
-        the drafter's table, see `eval tune`.
+      tree: draft tree, where every field is a value or a list of values; "auto" takes the tree from
+        the drafter's table (see `eval tune`).
     """
 
     drafter: str | None = None
@@ -116,25 +116,25 @@ class DraftingSettings(Settings):
 
 
 _LOOKUP_ALONE = (
-    "and there is no drafter, so that there is prompt lookup alone; give a drafter, or tree: "
-    "{lookup_tokens: 8} and nothing else"
+    "but drafter is not set, which selects prompt lookup alone; set drafter, or set only "
+    "lookup_tokens in tree"
 )
 
 
 class CompareSettings(RowSettings, TargetSettings):
-    """`python -m eval`, `python -m eval compare`: the ways of drafting for a target.
+    """`python -m eval`, `python -m eval compare`: compare drafting methods for a target.
 
     Attributes:
-      drafters: by name, the ways of drafting, measured beside the baseline. Of several trees each
-        is a way of its own, whose name says what sets it apart.
-      dtype: of all models' parameters.
-      batch_size: prompts decoded together; None is one, or without the clock all of them.
-      samplings: how tokens are chosen, each in turn.
-      clock: false counts tokens, target calls and equal texts alone, which do not depend on the
-        machine: nothing is timed, warmed up or repeated, and `tree: auto` takes the tree for one
-        prompt unless `batch_size` is given.
+      drafters: drafting methods by name, compared with the baseline. A grid of several trees makes
+        a method for each tree, whose name states the fields that differ.
+      dtype: dtype of all models' parameters.
+      batch_size: number of prompts decoded together; None is 1, or all prompts without the clock.
+      samplings: sampling settings, each measured in turn.
+      clock: whether to time. If false, only tokens, target calls and equal texts are counted, which
+        do not depend on the machine; nothing is warmed up or repeated, and `tree: auto` takes the
+        tree for one prompt unless `batch_size` is set.
       repeats: timed runs of every method per batch, in turns.
-      warm_ups: untimed runs per method and array shape, the one that compiles included.
+      warm_ups: untimed runs per method and array shape, including the run that compiles.
     """
 
     drafters: dict[str, DraftingSettings] = Field(min_length=1)
@@ -150,7 +150,7 @@ class CompareSettings(RowSettings, TargetSettings):
     def _names_in_a_table(cls, drafters: dict[str, DraftingSettings]) -> Any:
         for name in drafters:
             if name == "baseline" or "|" in name:
-                raise ValueError(f"{name!r} cannot name a way of drafting; choose another word")
+                raise ValueError(f"{name!r} cannot name a drafting method; choose another name")
         return drafters
 
     @model_validator(mode="after")
@@ -158,13 +158,13 @@ class CompareSettings(RowSettings, TargetSettings):
         for name, times in (("repeats", self.repeats), ("warm_ups", self.warm_ups)):
             if not self.clock and times > 1:
                 raise ValueError(
-                    f"{name} is {times} and clock is false, which counts what is the same every "
-                    f"time; give {name}=1, or clock=true"
+                    f"{name} is {times}, but with clock=false every run counts the same; "
+                    f"set {name}=1 or clock=true"
                 )
         return self
 
 
-# From a short chain to the default tree, without prompt lookup and with it.
+# From a short chain to the default tree, without and with prompt lookup.
 _CANDIDATES = [
     TreeGrid(beam_width=[1], draft_rounds=[1, 2, 3, 4]),
     TreeGrid(beam_width=[2, 4], draft_rounds=[2, 4], num_nodes=[5, None]),
@@ -177,22 +177,23 @@ _CANDIDATES = [
 
 
 class TuneSettings(RowSettings, PairSettings):
-    """`python -m eval tune`: among which trees the fastest is sought, and for what.
+    """`python -m eval tune`: find the fastest tree for each batch size and sampling.
 
     Attributes:
-      dtype: of both models' parameters.
-      trees: the candidates, each grid in turn.
-      batch_sizes: prompts decoded together, each in turn; None is 1, 2, 4 and 8, those of them that
-        there are prompts for.
-      samplings: how tokens are chosen, each in turn, of different temperatures.
-      entrants: how many trees, of very different sizes, are measured first; half as many that are
-        like the best of them join, then a quarter (`finalists` at least, both times).
-      finalists: trees that have all pairs, among which the fastest is chosen.
-      pairs: of runs that a finalist and the baseline have, one after the other; every pair decodes
-        another batch until all were decoded. None is one for each batch, eight at least.
-      minutes: for all batch sizes and samplings together; they share what is left evenly, and the
-        last ones are left out where nothing is left. When they are over a tree that has begun is
-        compiled, and one has four turns; nothing else is begun. None takes the time that it needs.
+      dtype: dtype of both models' parameters.
+      trees: grids of candidate trees.
+      batch_sizes: numbers of prompts decoded together, each in turn; None is those of 1, 2, 4 and 8
+        for which there are enough prompts.
+      samplings: sampling settings with different temperatures, each in turn.
+      entrants: number of trees, of very different sizes, in the first round; half as many trees
+        similar to the best join in the second round, and a quarter in the third, at least
+        `finalists` each time.
+      finalists: number of trees that are measured in all pairs; the fastest of them is chosen.
+      pairs: number of paired runs of a finalist and the baseline; every pair decodes another batch
+        until all have been decoded. None is one pair per batch, and at least eight.
+      minutes: time limit for all batch sizes and samplings together, which share the remaining time
+        evenly; the last ones are left out if no time remains. After the limit, a running
+        compilation finishes and one tree gets at least four turns. None sets no limit.
       output: file to write; None is `draft.yaml` in the drafter's folder.
     """
 
@@ -212,22 +213,22 @@ class TuneSettings(RowSettings, PairSettings):
         temperatures = [sampling.temperature for sampling in samplings]
         if len(set(temperatures)) < len(temperatures):
             raise ValueError(
-                f"the temperatures are {', '.join(map(str, temperatures))}; a table holds one tree "
-                "for each, so give each once"
+                f"the temperatures are {', '.join(map(str, temperatures))}, but a table has one "
+                "tree per temperature; list each once"
             )
         return samplings
 
 
 class CaseSettings(RowSettings):
-    """One way of decoding that `python -m eval parity` tries.
+    """A case of `python -m eval parity`.
 
     Attributes:
-      batch_size: prompts decoded together.
-      sampling: how tokens are chosen.
-      tree: how trees are drafted.
-      prompt_tokens: exact lengths that the rows' prompts take one after the other, as plain text
-        of the prompts' first turns, see `redrafter_jax.text.prompts.tokenize_to_length`; None takes
-        each prompt as it is.
+      batch_size: number of prompts decoded together.
+      sampling: sampling settings.
+      tree: draft tree.
+      prompt_tokens: exact prompt lengths, used in turn by the rows; the prompts are then plain text
+        of the first turns (see `redrafter_jax.text.prompts.tokenize_to_length`). None leaves
+        prompts as they are.
     """
 
     batch_size: PositiveInt = 1
@@ -237,14 +238,14 @@ class CaseSettings(RowSettings):
 
 
 class Tolerances(Settings):
-    """The largest gap of a numerical tie, in logits (scores times the temperature), per dtype.
+    """The largest gap of a numerical tie per dtype, in logits (scores times the temperature).
 
-    Passes of different shapes over the same tokens differ by rounding. On the demo's target, whose
-    logits reach 17, a logit differs by up to 1.4e-5 in float32 and 0.1 in bfloat16; a gap between
-    two logits differs by twice that at most, 2.8e-5 and 0.2. The defaults leave the rest for
-    models with larger logits, whose rounding grows in proportion: 60 in float32, 21 in bfloat16.
-    A wider tolerance hides bugs: in the demo's text the two best tokens are closer than 0.25 at 4%
-    of the greedy choices and at 16% of those at temperature 1.
+    Forward passes of different shapes over the same tokens differ by rounding. For the demo's
+    target, whose logits reach 17, a logit differs by up to 1.4e-5 in float32 and 0.1 in bfloat16,
+    so a gap between two logits differs by at most 2.8e-5 and 0.2. Rounding grows in proportion to
+    the logits; the defaults are sufficient for logits up to 60 in float32 and 21 in bfloat16. Wider
+    tolerances hide bugs: in the demo's texts, the two best tokens are closer than 0.25 at 4% of the
+    greedy choices and at 16% of those at temperature 1.
     """
 
     float32: float = Field(default=1e-4, gt=0)
@@ -252,12 +253,12 @@ class Tolerances(Settings):
 
 
 class ParitySettings(PairSettings):
-    """`python -m eval parity`: is the speculative text the target's own?
+    """`python -m eval parity`: check that speculative texts equal the target's own.
 
     Attributes:
-      dtypes: of both models' parameters, one after the other.
-      tolerance: what counts as a tie.
-      cases: by name, the ways of decoding.
+      dtypes: dtypes of both models' parameters, each in turn.
+      tolerance: largest gap of a numerical tie.
+      cases: decoding settings by name.
     """
 
     dtypes: list[Dtype] = Field(default=["float32", "bfloat16"], min_length=1)
@@ -266,23 +267,22 @@ class ParitySettings(PairSettings):
 
 
 class ServeLoadSettings(Settings):
-    """`python -m eval serve-load`: which server is asked, what, and how often.
+    """`python -m eval serve-load`: measure the latency of a running server under load.
 
     Attributes:
-      url: of a server that runs, see `redrafter serve`; its key, if it asks for one, is taken from
-        the environment's REDRAFTER_API_KEY.
-      prompts: JSONL file; the first turn of each prompt is asked, and after the last prompt the
-        first follows again. A server may still hold what it read of a prompt: give it more prompts
-        than it has slots.
-      prompt_count: how many, from the top of the file; None takes all.
+      url: address of a running server (see `redrafter serve`); its API key, if any, is read from
+        the environment variable REDRAFTER_API_KEY.
+      prompts: JSONL file; the first turn of each prompt is sent, cycling through the file. The
+        server may cache prompts, so use more prompts than it has slots.
+      prompt_count: number of prompts, from the beginning of the file; None takes all.
       rates: requests per second, each in turn.
-      seconds: in which they arrive, for each rate.
-      max_requests: for each rate.
-      max_new_tokens: limit of an answer.
-      sampling: how tokens are chosen.
-      first_seed: of the arrival times, and of the first request; request i has `first_seed + i`.
-      timeout: seconds without a word of the server, after which a request has failed.
-      report_dir: folder for what the command writes, made if it is missing.
+      seconds: seconds in which requests arrive, per rate.
+      max_requests: maximum number of requests per rate.
+      max_new_tokens: maximum number of new tokens per answer.
+      sampling: sampling settings.
+      first_seed: seed of the arrival times; request i samples with seed `first_seed + i`.
+      timeout: seconds without data from the server after which a request counts as failed.
+      report_dir: output folder, created if missing.
     """
 
     url: str = "http://127.0.0.1:8000"

@@ -1,4 +1,4 @@
-"""The fastest of many trees by measuring few: successive halving, with neighbours of the best."""
+"""Search for the fastest tree: successive halving that adds neighbours of the best trees."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,37 +11,37 @@ from jaxtyping import Float
 
 from redrafter_jax.config import TreeConfig
 
-# Shares of a finalist's turns after which the slower half gives way.
+# Shares of a finalist's turns after which the slower half is dropped.
 _ROUNDS = (0.25, 0.5, 0.75)
-# Share of a limited time after which no further tree is tried, and turns without which no tree is
-# judged: one has them even where the time is over.
+# Share of the time limit after which no further tree is tried, and the minimum number of turns for
+# choosing a tree, which one tree gets even after the limit.
 _TRYING, _FEWEST_TURNS = 0.6, 4
 
 
 @dataclass
 class Tried:
-    """A tree, and its speed-ups over the baseline by the number of the turn."""
+    """A measured tree, and its speed-ups over the baseline by turn."""
 
     tree: TreeConfig
     speedups: dict[int, float] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float:
-        """The median of the turns; NaN is a turn without tokens after prefill."""
+        """Median speed-up, ignoring turns without tokens after prefill, which are NaN."""
         known = [one for one in self.speedups.values() if not math.isnan(one)]
         return median(known) if known else 0.0
 
 
 class Race(NamedTuple):
-    """How trees are timed.
+    """How trees are measured.
 
     Attributes:
-      prepare: compiles a tree for a turn, where that was not done before.
-      measure: the speed-ups of these trees in a turn, in which they and the baseline decode the
-        same batch one after the other.
-      turns: of every finalist.
-      finalists: trees that take all turns.
-      used: share of the time that is used; 0 where time is not limited.
+      prepare: compiles a tree for a turn, if that was not done before.
+      measure: returns the speed-ups of trees in a turn, in which the trees and the baseline decode
+        the same batch one after the other.
+      turns: number of turns of a finalist.
+      finalists: number of trees that take all turns.
+      used: returns the used share of the time limit; 0 without a limit.
     """
 
     prepare: Callable[[TreeConfig, int], None]
@@ -54,18 +54,20 @@ class Race(NamedTuple):
 def find_fastest(
     trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race
 ) -> list[Tried]:
-    """All trees that were measured: first the finalists, those of most turns and the fastest first.
+    """Search for the fastest tree and return all measured trees, finalists first.
 
-    In the first of three rounds the entrants take a quarter of the turns. Then the faster half of
-    them stays, as many untried trees join, those most like the ones that stayed, and all of these
-    take half of the turns. For the third round, of three quarters of the turns, half as many stay
-    and join. No fewer stay, or join, than there are finalists. At the end the fastest trees take
-    all turns, as the finalists. Once 60% of the time is used, that follows at once. When all of it
-    is, nothing is begun but what the best tree lacks of four turns.
+    In the first of three rounds, the entrants take a quarter of the turns. Then the faster half of
+    them stays, as many untried trees join that are most similar to those that stayed, and all take
+    half of the turns. For the third round, with three quarters of the turns, half as many stay and
+    join. At least `race.finalists` trees stay, and join, in each round. At the end, the fastest
+    trees take all turns as the finalists. The search skips to this point once 60% of the time is
+    used. After the time limit, only the best tree takes further turns, up to four in total.
+
+    Finalists are ordered by number of turns and then by speed-up, the others by speed-up.
 
     Args:
-      trees: all trees that may be tried.
-      entrants: those of the first round.
+      trees: all candidate trees.
+      entrants: trees of the first round.
       race: how trees are measured, and for how long.
     """
     tried = {tree: Tried(tree) for tree in entrants}
@@ -87,7 +89,7 @@ def find_fastest(
 
 
 def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race) -> int:
-    """How many turns all trees take together, where time is not limited."""
+    """Number of turns of all trees together, without a time limit."""
     count = 0
 
     def measure(trees: Sequence[TreeConfig], _: int) -> list[float]:
@@ -100,7 +102,7 @@ def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race
 
 
 def pick_diverse(trees: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
-    """The trees of fewest and of most nodes, then one by one the tree most unlike those chosen."""
+    """Choose trees with the fewest and the most nodes, then repeatedly the least similar tree."""
     sizes = np.stack([_sizes(tree) for tree in trees])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
     while len(chosen) < count:
@@ -113,10 +115,10 @@ def pick_diverse(trees: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
 
 
 def _take_turns(alive: Sequence[Tried], turns: int, race: Race, final: bool) -> list[Tried]:
-    """The trees with so many turns each, the fastest first; trees without a turn are left out.
+    """Measure trees until each has `turns` turns; returns those with a turn, the fastest first.
 
-    Where time is limited no turn is begun too late, but for what one tree needs: the first tree one
-    turn, and the best of the finalists as many as it takes to be judged.
+    No turn is begun after the time limit, except those that one tree needs: one turn in the first
+    rounds, and `_FEWEST_TURNS` of the best finalist in the final round.
     """
     limit = 1.0 if final else _TRYING
 
@@ -134,7 +136,7 @@ def _take_turns(alive: Sequence[Tried], turns: int, race: Race, final: bool) -> 
                 break
             race.prepare(one.tree, turn)
             own.append(one)
-        # Late since the last of them was compiled: trees are measured in their first turn alone.
+        # If the time ran out while compiling, only first turns are still measured.
         if (used := race.used()) >= limit and (turn or used >= 1):
             own = [one for one in own[:1] if is_due(one)]
         if own:
@@ -154,7 +156,7 @@ def _neighbours(
     tried: dict[TreeConfig, Tried],
     count: int,
 ) -> list[TreeConfig]:
-    """Trees that were not tried, most like the best, the second best and so on, in turns."""
+    """Untried trees that are most similar to the best, the second best and so on, in turn."""
     left = [tree for tree in trees if tree not in tried]
     chosen: list[TreeConfig] = []
     while left and len(chosen) < count:
@@ -165,9 +167,9 @@ def _neighbours(
 
 
 def _sizes(tree: TreeConfig) -> Float[np.ndarray, " sizes"]:
-    """Logarithms of a tree's sizes, so that half and twice a size are equally far away.
+    """Logarithms of a tree's sizes, so that half and twice a size are equally distant.
 
-    What comes after the first four only tells apart trees of the same sizes.
+    The entries after the first four distinguish trees of equal sizes.
     """
     return np.asarray(
         [

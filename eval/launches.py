@@ -1,4 +1,4 @@
-"""What a decode step launches and moves on a GPU, by the compiled program, and what that takes."""
+"""Kernel launches and memory traffic of a decode step on a GPU, from its compiled program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,14 +8,14 @@ from pallas_kernels.launches import Launch, step_launches
 from pallas_kernels.tree_attention.reference import BLOCK
 from redrafter_jax.sampling import FILTERS, NOISE
 
-# What rows ask for, by the scopes whose branches they take.
+# Scopes of the compiled branches that rows of each kind take.
 ROWS = {"greedy": (), "sampled": (NOISE,), "filtered": (NOISE, FILTERS)}
-# Layers of the program that is compared with the whole one.
+# Number of layers of the small program that is compared with the whole one.
 FEW = 2
 
 
 class Both(NamedTuple):
-    """A program compiled with all L layers, and with another number of them."""
+    """A program compiled with all L layers, and with another number of layers."""
 
     whole: Compilation
     layers: int
@@ -26,9 +26,9 @@ class Both(NamedTuple):
 def compile_both(
     layers: int, compile_layers: Callable[[int], Compilation], context_layers: Sequence[int] = ()
 ) -> Both:
-    """Compile a program with L layers, and with others: they differ by what a layer launches.
+    """Compile a program with L layers and with few, which differ by the launches of the layers.
 
-    The others are few, but hold the layers whose hidden states a drafter reads.
+    The few layers include those whose hidden states the drafter reads.
     """
     few = max(FEW, *(layer + 1 for layer in context_layers), 0)
     other = few if few < layers else layers + 1
@@ -38,14 +38,14 @@ def compile_both(
 def count_step(
     both: Both, least_bytes: int, bandwidth: float, launch_microseconds: float, slots: int
 ) -> dict[str, dict[str, Any]]:
-    """For rows of each kind launches, bytes, and the time that these would take.
+    """Count launches and bytes of a step for each kind of rows, and estimate its time.
 
     Args:
-      both: the decode loop.
-      least_bytes: that a step must move.
-      bandwidth: of the GPU's memory, bytes per second.
-      launch_microseconds: between two launches that depend on each other.
-      slots: S, all of which attention reads; XLA's own in blocks, in a loop.
+      both: the compiled decode loop.
+      least_bytes: minimum bytes that a step must move.
+      bandwidth: memory bandwidth of the GPU, bytes per second.
+      launch_microseconds: time between two dependent launches.
+      slots: S, all of which attention reads; XLA's attention loops over blocks of slots.
     """
     counts, blocks = {}, -(-slots // BLOCK)
     for rows, taken in ROWS.items():
@@ -67,11 +67,11 @@ def count_step(
 
 
 def total(launches: Sequence[Launch]) -> tuple[int, int]:
-    """How many there are, and the bytes that they read and write."""
+    """Number of launches, and the bytes that they read and write."""
     moved = sum(one.times * (one.reads + one.writes) for one in launches)
     return sum(one.times for one in launches), moved
 
 
 def list_launches(compiled: Compilation, slots: int) -> list[dict[str, Any]]:
-    """The launches of a greedy step, in the order of the program, as a report has them."""
+    """The launches of a greedy step in program order, as dictionaries for a report."""
     return [one._asdict() for one in step_launches(compiled.hlo, (), -(-slots // BLOCK))]

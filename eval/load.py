@@ -1,4 +1,4 @@
-"""An open load on a server: requests that arrive at random times, and what becomes of each."""
+"""An open-loop load on a server: requests that arrive at random times, and their results."""
 
 import asyncio
 import json
@@ -17,23 +17,23 @@ from redrafter_jax.errors import InputError
 
 from .config import ServeLoadSettings
 
-# The longest time that a server may compile.
+# Maximum warm-up time of a server.
 _WARM_UP_SECONDS = 600
 
 
 @dataclass
 class RequestResult:
-    """What became of a request; times are seconds since its arrival.
+    """The result of a request; times are in seconds since its arrival.
 
     Attributes:
-      latency: time to its end.
-      first_token: time to its first token; None if there was none.
-      tokens: of the answer.
-      calls: target calls after prefill.
-      accepted_by: tokens of the answer by the drafter that proposed them.
-      repeating: whether it repeats itself.
-      short: whether it has few tokens.
-      error: None for a complete answer.
+      latency: time to the end of the answer.
+      first_token: time to the first token; None without tokens.
+      tokens: number of tokens of the answer.
+      calls: number of target calls after prefill.
+      accepted_by: number of tokens of the answer by the drafter that proposed them.
+      repeating: whether the answer repeats itself.
+      short: whether the answer has few tokens.
+      error: kind of the error; None for a complete answer.
     """
 
     latency: float = 0.0
@@ -47,13 +47,13 @@ class RequestResult:
 
 
 def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[float]:
-    """Arrival times of a Poisson process, in seconds after the first, which is 0.
+    """Draw arrival times of a Poisson process, in seconds after the first request, at 0.
 
     Args:
       rate: mean requests per second.
-      seconds: end of the window; all arrive before it.
-      most: largest number of requests, 1 or more.
-      seed: the same one gives the same times.
+      seconds: end of the window in which requests arrive.
+      most: maximum number of requests, at least 1.
+      seed: random seed.
     """
     gaps = np.random.default_rng(seed).exponential(1 / rate, most)
     times = np.cumsum(gaps) - gaps[0]
@@ -61,7 +61,7 @@ def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[flo
 
 
 def find_model(settings: ServeLoadSettings) -> dict[str, Any]:
-    """What is served, once the server is ready: while it warms up it refuses every request."""
+    """Wait until the server is ready, and return the model that it serves."""
     try:
         with _client(settings, httpx.Client) as client:
             model = client.get("/v1/models").raise_for_status().json()["data"][0]
@@ -75,19 +75,19 @@ def find_model(settings: ServeLoadSettings) -> dict[str, Any]:
             client.get("/health").raise_for_status()
             return found
     except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
-        # Later lines of httpx's message are no help.
+        # Later lines of httpx's message do not help.
         reason = str(error).partition("\n")[0]
         raise InputError(
-            f"url={settings.url} is no server that is ready within {_WARM_UP_SECONDS} s "
-            f"({reason}); start one with `redrafter serve`, give its address as url and its key as "
-            "REDRAFTER_API_KEY, or see its log."
+            f"No server is ready at url={settings.url} within {_WARM_UP_SECONDS} s "
+            f"({reason}); start one with `redrafter serve`, set url to its address and "
+            "REDRAFTER_API_KEY to its key, or see its log."
         ) from None
 
 
 def _client[Client: (httpx.Client, httpx.AsyncClient)](
     settings: ServeLoadSettings, kind: type[Client]
 ) -> Client:
-    # Not a setting: reports state all settings.
+    # The key is not a setting, since reports contain all settings.
     key = os.environ.get("REDRAFTER_API_KEY")
     return kind(
         base_url=settings.url,
@@ -104,13 +104,13 @@ async def ask_all(
     arrivals: Sequence[float],
     speculation: bool,
 ) -> list[RequestResult]:
-    """Send each prompt when it arrives, and read all answers to their ends.
+    """Send each prompt at its arrival time, and read all answers to their ends.
 
     Args:
-      settings: where the server is, and how it is asked.
-      model: what it serves, from `find_model`.
-      prompts: one for each arrival.
-      arrivals: seconds after the first, from `arrival_times`.
+      settings: address of the server, and settings of the requests.
+      model: the served model, from `find_model`.
+      prompts: one prompt per arrival.
+      arrivals: seconds after the first arrival, from `arrival_times`.
       speculation: whether the server may draft.
     """
     async with _client(settings, httpx.AsyncClient) as client:
@@ -156,11 +156,11 @@ async def _ask(
                 await response.aread()
                 answer.error = _kind_of(_parsed(response.text)) or f"HTTP {response.status_code}"
             async for line in response.aiter_lines():
-                # Other lines of server-sent events are comments, which proxies keep alive with.
+                # Other lines are comments, by which proxies keep the connection alive.
                 if answer.error is None and line.startswith("data:"):
                     now = time.monotonic() - arrived
                     tokens += _read_event(answer, line.removeprefix("data:"), now)
-        if not answer.tokens:  # another kind of server, which ignores unknown fields
+        if not answer.tokens:  # another server, which ignores unknown fields
             answer.error = answer.error or "no draft_trace"
     except httpx.HTTPError as error:
         answer.error = type(error).__name__
@@ -170,7 +170,7 @@ async def _ask(
 
 
 def _read_event(answer: RequestResult, data: str, now: float) -> list[int]:
-    """The ids of the event's tokens; the answer so far counts them."""
+    """Add an event to the answer; returns the ids of the event's tokens."""
     tokens: list[int] = []
     if not data.strip() or data.strip() == "[DONE]":
         return tokens
@@ -189,13 +189,13 @@ def _read_event(answer: RequestResult, data: str, now: float) -> list[int]:
                 tokens += [one["token"] for one in trace]
                 for source in (one["origin"] for one in trace if one["origin"]):
                     answer.accepted_by[source] = answer.accepted_by.get(source, 0) + 1
-            case _:  # the end, or another server's
+            case _:  # the last event, or one of another server
                 pass
     return tokens
 
 
 def _kind_of(body: Any) -> str | None:
-    """What an error calls itself, which gateways write in their own ways; None if it does not."""
+    """The code or type of an error in the formats of several gateways; None without one."""
     match body:
         case {"error": {"code": str() | int() as kind}} | {"error": {"type": str() as kind}}:
             return str(kind)
@@ -204,7 +204,7 @@ def _kind_of(body: Any) -> str | None:
 
 
 def _parsed(text: str) -> Any:
-    """What JSON holds; None of other text."""
+    """Parse JSON; None for other text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""What `python -m eval compare` has measured, line by line, so that a killed run goes on.
+"""The file of measurements of `python -m eval compare`, from which a killed run resumes.
 
-The first line states what is measured. Each other line holds the answers to one turn of the
-conversations, or all runs of one timed turn. These are compared with each other, so they must
-follow each other at once.
+The first line states everything that the measurements depend on. Each other line holds the answers
+to one turn of the conversations, or all runs of one timed turn. The runs of a turn are compared
+with each other, so they are always measured together.
 """
 
 import json
@@ -20,17 +20,17 @@ from redrafter_jax.text.prompts import EncodedPrompts
 from .benchmark import Run, TimedTurn
 from .questions import Answer, Texts
 
-# The longest value that an error message shows.
+# Maximum length of a value in an error message.
 _SHOWN = 24
 
 
 class Measured(NamedTuple):
-    """What a file of measurements holds, and where it lies.
+    """The contents of a file of measurements.
 
     Attributes:
-      path: of the file.
-      answers: by the sampling's index and the turn's number, the answers that later turns follow.
-      turns: by the sampling's index, what was timed.
+      path: path of the file.
+      answers: answers to earlier turns, by the sampling's index and the turn's number.
+      turns: timed turns, by the sampling's index.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
     turns: dict[int, list[TimedTurn]]
 
     def answer(self, sampling: int, decode: Answer, asked: EncodedPrompts) -> Texts:
-        """The answers to a turn, which are decoded and added to the file if they are new."""
+        """The answers to a turn, decoded and added to the file if they are missing."""
         turn = asked.turns[0]
         if (sampling, turn) not in self.answers:
             answers = self.answers[sampling, turn] = decode(asked)
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
         return self.answers[sampling, turn]
 
     def keep_turn(self, sampling: int, turn: TimedTurn) -> None:
-        """Add a line of runs."""
+        """Append the runs of a turn to the file."""
         self.turns.setdefault(sampling, []).append(turn)
         runs = {
             name: run._asdict() | {"accept_counts": run.accept_counts.tolist()}
@@ -57,12 +57,12 @@ class Measured(NamedTuple):
 
 
 def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
-    """Read what an earlier run left, or begin a file; an unfinished last line is removed.
+    """Read the measurements of an earlier run, or begin a file; an incomplete line is removed.
 
-    `identity` states by name all that the measurements depend on.
+    `identity` maps names to everything that the measurements depend on.
 
     Raises:
-      InputError: the file holds measurements of something else, or something else.
+      InputError: the file holds measurements with other settings, or is not a file of measurements.
     """
     measured, before = Measured(path, {}, {}), None
     now = json.loads(json.dumps(identity))
@@ -80,8 +80,8 @@ def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
                 measured.turns.setdefault(row["sampling"], []).append(turn)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise InputError(
-                f"{path}, line {number} is no measurement of eval compare; give another "
-                "report_dir, or remove the file."
+                f"{path}, line {number} is not a measurement of eval compare; use another "
+                "report_dir, or delete the file."
             ) from None
     if before is not None:
         _check_same(path, before, now)
@@ -93,7 +93,7 @@ def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse measurements of something else, naming all that differs."""
+    """Refuse measurements with another identity, naming all fields that differ."""
 
     def describe(name: str) -> str:
         values = [json.dumps(side.get(name)) for side in (before, now)]
@@ -103,8 +103,8 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     different = [describe(name) for name in {**before, **now} if before.get(name) != now.get(name)]
     if different:
         raise InputError(
-            f"{path} holds measurements with other settings: {', '.join(different)}; give another "
-            "report_dir, or remove the file to measure anew."
+            f"{path} holds measurements with other settings: {', '.join(different)}; use another "
+            "report_dir, or delete the file to measure again."
         )
 
 

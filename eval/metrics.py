@@ -1,4 +1,4 @@
-"""Measures of decoded texts that reports of several commands share, and what they mean."""
+"""Measures of decoded texts that several reports share, and their definitions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -23,20 +23,20 @@ DEFINITIONS = {
     "1.0 for the baseline",
     "acceptance_rate_per_depth": "share of drafts accepted at depth 1, 2, ... given that their "
     "parent was accepted; a call cut short by a row's limit counts as a rejection",
-    "calls_per_depth": "entry d: target calls that accepted a draft at depth d, entry 0 all of "
-    "them; the rate at depth d is entry d / entry d - 1",
+    "calls_per_depth": "entry d: target calls that accepted a draft at depth d; entry 0: all "
+    "target calls; the rate at depth d is entry d / entry (d - 1)",
     "accept_counts": "entry c - 1: target calls that gained exactly c tokens",
     "accepted_by": "accepted tokens by the source that proposed them; a token that several "
-    "proposed counts for the first, and a call's last token is its bonus token",
+    "sources proposed counts for the first, and a call's last token is its bonus token",
     "target_calls": "target calls after prefill, summed over prompts, in one pass over them",
     "identical": "share of prompts whose text equals the baseline's, token for token, in every "
     "repeat",
-    "chat_template": 'what prompts were written with as a user\'s turn; "none": as they stand',
-    "turns": "how many turns are asked of the longest prompt, every one a row of its own; a later "
-    "turn stands behind the baseline's own answers, under the same sampling and seed, which are "
+    "chat_template": 'template that renders prompts as user turns; "none": prompts are verbatim',
+    "turns": "number of turns of the longest prompt, each of which is a row; a later turn follows "
+    "the baseline's answers to the earlier turns, with the same sampling and seed, which are "
     "decoded once for all methods",
-    "answer_tokens": "quartiles of the baseline's new tokens, the stop token included",
-    "ended_by": "why the baseline's texts end: at a stop token, or at max_new_tokens",
+    "answer_tokens": "quartiles of the baseline's new tokens, including the stop token",
+    "ended_by": "number of the baseline's texts that end at a stop token, or at max_new_tokens",
     "short": f"texts that a stop token ends within {FEW} tokens",
     "repeating": "texts of 16 tokens or more of whose 4-grams less than half are distinct",
 }
@@ -60,9 +60,9 @@ def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """What a report says of the questions and of the baseline's answers.
+    """Describe the prompts and the baseline's answers for a report.
 
-    Each text has at least one new token.
+    Each text has at least one token.
     """
     stopped = sum(text[-1] in asked.stop_tokens for text in texts)
     return {
@@ -76,7 +76,7 @@ def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> d
 
 
 def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """The same in a line, and warnings if half of the answers or more tell little of a head."""
+    """`describe_answers` in a line, with warnings if many answers are short or repetitive."""
     low, middle, high = said["answer_tokens"]
     stopped, limited = said["ended_by"].values()
     turns = "" if said["turns"] == 1 else f", up to {said['turns']} turns with its own answers"
@@ -87,14 +87,13 @@ def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
     if 2 * said["short"] >= stopped + limited:
         yield (
             f"Warning: {said['short']} of {stopped + limited} answers end within {FEW} tokens, so "
-            "that little but prefill is measured. Chat models end so where prompts are not in "
+            "little more than prefill is measured. Chat models may end early if prompts are not in "
             "their chat template."
         )
     if 2 * said["repeating"] >= stopped + limited:
         yield (
-            f"Warning: {said['repeating']} of {stopped + limited} answers repeat themselves, and "
-            "what repeats itself any drafter guesses: other prompts, stop=eos or a temperature "
-            "above 0 tell more."
+            f"Warning: {said['repeating']} of {stopped + limited} answers repeat themselves, which "
+            "any drafter predicts; use other prompts, stop=eos or a temperature above 0."
         )
 
 
@@ -107,7 +106,7 @@ def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | No
 
 
 def quartiles(values: Float[np.ndarray, " n"]) -> list[float] | None:
-    """25%, 50% and 75% of the values that are numbers; None if there are none."""
+    """Quartiles (25%, 50%, 75%) of the values that are not NaN; None if all are NaN."""
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return None

@@ -1,4 +1,4 @@
-"""`python -m eval mirror`: how often a tree is ready, and what a step would take by its parts."""
+"""`python -m eval mirror`: how often a tree is ready ahead of time, and the time of a step."""
 
 import time
 from collections import defaultdict
@@ -34,45 +34,47 @@ from .report import describe_sampling, make_table, number, show, write_report
 
 DEFINITIONS = {
     "plain": "the same drafter and tree, drafted after each target call",
-    "fallback_rate": "by k: share of a row's steps, its last one left out, for which no tree would "
-    "have been ready. Decoded is with the largest k; the guesses of a smaller one are the first of "
-    "its own, after every node",
+    "fallback_rate": "by k: share of a row's steps, except the last, for which no tree would have "
+    "been ready. Decoding uses the largest k; a smaller k takes the first k guesses after every "
+    "node",
     "waits_per_step": "drafter calls for which the target waited, over target calls; a batch waits "
-    "where one of its rows has no tree",
-    "acceptance_length": "with the largest k. A drafter that reads tokens alone accepts as much in "
-    "plain decoding; others read what the target has guessed from until it has decided",
-    "equal": "whether the tokens are those of plain decoding with the drafter",
+    "if any of its rows has no tree",
+    "acceptance_length": "with the largest k. A drafter that reads only tokens accepts as much in "
+    "plain decoding; others read the hidden states behind the guess until the target has decided",
+    "equal": "whether the tokens equal those of plain decoding with the drafter",
     "milliseconds": "medians over steps of each program, with the host waiting for it: now, a tree "
-    "that the target waits for; begin, the first layers and the guess; complete, the others and "
-    "what they decide; ahead, the trees drafted ahead; pick, the one that fits; read, what the "
-    "drafter reads of the path; transfers, all three of a step together",
-    "law": "begin + max(complete, ahead) + transfers + pick + waits_per_step x now + what read "
-    "takes beyond begin",
-    "step": "measured: decoding seconds over target calls, nothing waited for, median of repeats",
-    "overlapped": "whether the drafter has devices of its own; without, the sum of all parts is "
-    "what a step takes, and the law what it would",
+    "that the target waits for; begin, the first layers and the guess; complete, the other layers "
+    "and the decision; ahead, the trees drafted ahead; pick, the choice of the tree that fits; "
+    "read, the drafter's reading of the path; transfers, all three transfers of a step together",
+    "law": "begin + max(complete, ahead) + transfers + pick + waits_per_step x now + "
+    "max(0, read - begin)",
+    "step": "measured: decoding time over target calls, without waiting for programs, median of "
+    "repeats",
+    "overlapped": "whether the drafter has its own devices; otherwise a step takes the sum of all "
+    "parts, and the law is a prediction",
     "predicted_speedup": "of the law over plain, for drafters of other costs that guess as well: "
-    "drafting takes c target calls, as long ahead as after, and a target call what the plain step "
-    "takes beyond now",
+    "drafting takes c target calls, both ahead and after, and a target call takes the plain step "
+    "less now",
 }
 _TRANSFERS = ("send tree", "send guess", "send end")
 _COSTS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class MirrorSettings(RowSettings, PairSettings):
-    """`python -m eval mirror`: a drafter, and after which layers the target guesses how often.
+    """`python -m eval mirror`: measure drafting while the target verifies.
 
     Attributes:
-      tree: how trees are drafted.
-      dtype: of both models' parameters.
-      sampling: how tokens are chosen.
-      layers: l, each in turn; None for a quarter, half and three quarters of the target's.
-      candidates: k, of which the largest is decoded with.
-      drafter_devices: of the drafter's own; 0 shares the target's.
-      batch_size: prompts decoded together.
-      repeats: timed runs of the whole step and of its parts, in turns; 0 times nothing.
-      wait_milliseconds: which the drafter waits in addition, each time that it drafts: a drafter of
-        that cost, which takes no processor from the target.
+      tree: draft tree.
+      dtype: dtype of both models' parameters.
+      sampling: sampling settings.
+      layers: target layers after which the target guesses its tokens, each in turn; None for a
+        quarter, half and three quarters of the layers.
+      candidates: numbers k of guesses after every node; decoding uses the largest.
+      drafter_devices: number of devices for the drafter alone; 0 shares the target's devices.
+      batch_size: number of prompts decoded together.
+      repeats: timed runs of the whole step and of its parts, in turns; 0 disables timing.
+      wait_milliseconds: additional time that the drafter waits in every call, to simulate a slower
+        drafter that takes no processor from the target.
     """
 
     tree: TreeConfig
@@ -89,7 +91,7 @@ class MirrorSettings(RowSettings, PairSettings):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Waiting(ModelDrafter):
-    """A model that waits before it drafts."""
+    """A model drafter that waits before it drafts."""
 
     seconds: float = field(default=0.0, metadata={"static": True})
 
@@ -113,10 +115,10 @@ class Waiting(ModelDrafter):
 
 
 class Stopwatch:
-    """What a step's programs take, for `Mirror.watch`: the host waits for each.
+    """Times of a step's programs, for `Mirror.watch`; the host waits for each program.
 
     Attributes:
-      seconds: of each run of a program, by its name.
+      seconds: seconds of each run of a program, by the program's name.
     """
 
     def __init__(self) -> None:
@@ -131,17 +133,17 @@ class Stopwatch:
         return result
 
     def milliseconds(self) -> dict[str, float]:
-        """Medians, those of what crosses in a step together."""
+        """Median milliseconds per program; the three transfers of a step are summed."""
         found = {name: 1000 * median(seconds) for name, seconds in self.seconds.items()}
         return found | {"transfers": sum(found.pop(name) for name in _TRANSFERS)}
 
 
 class Ranks:
-    """Which guess came true, for `Mirror.watch`.
+    """Ranks of the target's decisions among the guesses, for `Mirror.watch`.
 
     Attributes:
-      found: of every outcome, its place among the guesses after its node that are no children;
-        infinity where it was not guessed.
+      found: for every decision, its rank among the guesses after its node that are not children in
+        the tree; infinity if it was not guessed.
     """
 
     def __init__(self) -> None:
@@ -171,7 +173,7 @@ class Ranks:
 
 
 def measure_mirror(settings: MirrorSettings) -> None:
-    """Decode with every layer and number of candidates, and report.
+    """Decode with every layer and number of candidates, and write the report.
 
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
@@ -185,8 +187,8 @@ def measure_mirror(settings: MirrorSettings) -> None:
     if settings.wait_milliseconds:
         if not isinstance(drafter, ModelDrafter):
             raise InputError(
-                f"wait_milliseconds is {settings.wait_milliseconds:g}, and the drafter is a head; "
-                "give a model, such as drafter=self:layers=2."
+                f"wait_milliseconds is {settings.wait_milliseconds:g}, but the drafter is a head; "
+                "use a model, such as drafter=self:layers=2."
             )
         drafter = Waiting(drafter.model, seconds=settings.wait_milliseconds / 1000)
     plain = drafting(target, drafter, settings.tree)
@@ -195,8 +197,8 @@ def measure_mirror(settings: MirrorSettings) -> None:
     expected = [decode_batch(plain, batch) for batch in batches]
     if not any(max(run.steps) for run in expected):
         raise InputError(
-            "All answers end with their first token, so that there is no step to measure; give "
-            "other prompts, or a larger max_new_tokens."
+            "All answers end at their first token, so there is no step to measure; use other "
+            "prompts, or raise max_new_tokens."
         )
     N = target.config.num_hidden_layers
     layers = settings.layers or sorted({max(1, N * part // 4) for part in (1, 2, 3)})
@@ -210,7 +212,7 @@ def measure_mirror(settings: MirrorSettings) -> None:
         if settings.repeats:
             row |= _time(method, batches, settings.repeats, row, _acceptance(expected))
         rows.append(row)
-        # After each, for whoever ends it early.
+        # Write after every layer, so that an interrupted run leaves a report.
         measures = {
             "rows": rows,
             "plain": {"acceptance_length": _acceptance(expected)},
@@ -230,7 +232,7 @@ def _acceptance(runs: Sequence[Run]) -> float:
 def _count(
     runs: Sequence[Run], expected: Sequence[Run], ranks: Ranks, candidates: Sequence[int]
 ) -> dict[str, Any]:
-    """What does not depend on the machine."""
+    """The measures that do not depend on the machine."""
     counts = [run.mirror for run in runs if run.mirror is not None]
     found = np.asarray(ranks.found)
     return {
@@ -246,7 +248,7 @@ def _count(
 def _time(
     method: Method, batches: Sequence[Batch], repeats: int, row: dict[str, Any], plain_gain: float
 ) -> dict[str, Any]:
-    """Parts and whole steps in turns, so that a slow moment of the machine hits both."""
+    """Time parts and whole steps in turns, so that a slow moment affects both."""
     plain, watch = method._replace(mirror=None), Stopwatch()
     steps: dict[str, list[float]] = {"step": [], "plain_step": []}
     for _ in range(repeats):
@@ -270,7 +272,7 @@ def _time(
 
 
 def _law(parts: dict[str, float], waits: float, ahead: float, now: float) -> float:
-    """Milliseconds of a step by `DEFINITIONS`, with a drafter that takes so long."""
+    """Milliseconds of a step by the law of `DEFINITIONS`, with these times of drafting."""
     step = parts["begin"] + max(parts["complete"], ahead) + parts["transfers"] + parts["pick"]
     return step + waits * now + max(0.0, parts["read"] - parts["begin"])
 

@@ -1,4 +1,4 @@
-"""`python -m eval parity`: is the speculative text the baseline's, token for token?"""
+"""`python -m eval parity`: check that speculative texts equal the baseline's."""
 
 import contextlib
 import sys
@@ -35,21 +35,23 @@ from .ties import explain, score
 
 DEFINITIONS = metrics.DEFINITIONS | {
     "position": "index of the first new token that differs, from 0",
-    "gap": "at the first divergence the baseline's token's score less that of the speculative "
-    "text's, where the target reads the text up to there in one pass; a score is what a token is "
-    "chosen by: logits over the temperature, filtered, plus the noise of the absolute position; "
-    "null where a filter decides, or a text has ended",
-    "filtered": "a filter (top-k, top-p, min-p) drops one of the two tokens, or by rounding may",
-    "tie": "the target could choose either token, had rounding moved each logit of that pass by "
-    "the tolerance of the dtype or less: the filters would keep the token, and drop every token "
-    "that is ahead of it by more than the tolerance over the temperature",
-    "largest_gap": "the largest size of a gap in the case",
-    "ties": "divergences that are ties",
+    "gap": "score of the baseline's token minus score of the speculative text's token at the first "
+    "divergence, computed by the target in one pass over the common text; a score is the logit "
+    "over the temperature, filtered, plus the noise of the absolute position, and the largest "
+    "score is chosen; null if a filter decides, or a text has ended",
+    "filtered": "whether a filter (top-k, top-p, min-p) drops one of the two tokens, or may do so "
+    "by rounding",
+    "tie": "whether the target could choose either token if rounding moved each logit of that pass "
+    "by at most the dtype's tolerance: the filters would keep the token, and drop every token that "
+    "is ahead of it by more than the tolerance over the temperature",
+    "largest_gap": "largest absolute gap in the case",
+    "ties": "number of divergences that are ties",
 }
 
 
 class ComparedBatch(NamedTuple):
-    """One batch decoded both ways; `divergences` has an entry per row, None for equal texts."""
+    """A batch decoded by both methods; `divergences` has an entry per row, None if texts are
+    equal."""
 
     speculative: Run
     baseline: Run
@@ -57,9 +59,9 @@ class ComparedBatch(NamedTuple):
 
 
 def check_parity(settings: ParitySettings) -> None:
-    """Decode every case both ways in every dtype, and report where and why texts differ.
+    """Decode every case with both methods in every dtype, and report where and why texts differ.
 
-    Exits with code 1 if a divergence is no numerical tie.
+    Exits with code 1 if a divergence is not a numerical tie.
 
     Raises:
       InputError: a file or a prompt cannot be used.
@@ -112,7 +114,7 @@ def check_parity(settings: ParitySettings) -> None:
 
 @contextlib.contextmanager
 def _case(name: str) -> Generator[None]:
-    """Name the case in errors."""
+    """Add the name of the case to errors."""
     try:
         yield
     except InputError as error:
@@ -122,7 +124,7 @@ def _case(name: str) -> Generator[None]:
 def compare_batch(
     target: Target, drafter: LoadedHead | Drafter, tree: TreeConfig, batch: Batch, tolerance: float
 ) -> ComparedBatch:
-    """Decode a batch both ways; where texts differ, read them up to there to see why."""
+    """Decode a batch with both methods, and explain the first divergence of each row."""
     methods = baseline(target), drafting(target, drafter, tree)
     alone, speculative = (decode_batch(method, batch) for method in methods)
     texts = list(zip(alone.tokens, speculative.tokens, strict=True))
@@ -153,7 +155,7 @@ def _token_at(text: Sequence[int], place: int) -> int | None:
 def _measure(
     asked: EncodedPrompts, tree: TreeConfig, compared: Sequence[ComparedBatch]
 ) -> dict[str, Any]:
-    """What `parity.json` says of one case in one dtype."""
+    """The measures of one case in one dtype, for `parity.json`."""
     rows = [divergence for one in compared for divergence in one.divergences]
     divergences: list[dict[str, Any]] = [
         {
@@ -192,7 +194,7 @@ def _verdict(measures: Sequence[dict[str, Any]]) -> str:
 
 
 def _tables(measures: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """For each dtype one line per case."""
+    """A table per dtype, with a row per case."""
     columns = ["case", "tokens", "identical", "ties", "largest gap", "acceptance length"]
 
     def cells(one: dict[str, Any]) -> list[str]:

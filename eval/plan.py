@@ -1,6 +1,6 @@
-"""`python -m eval plan`: does a pair fit a GPU, and how fast could a step be at the very best.
+"""`python -m eval plan`: whether a pair fits a GPU, and lower bounds on step times.
 
-Computed from shapes alone: nothing is loaded, run or measured, and no GPU is needed.
+Everything is computed from shapes: no weights are loaded, nothing runs, and no GPU is needed.
 """
 
 from collections.abc import Iterator
@@ -42,32 +42,32 @@ from .report import make_table, show, write_report
 from .shapes import PlanSettings
 
 DEFINITIONS = {
-    "needed_bytes": "weights of both models, decode state and temporaries, on one device (of the "
-    "mesh, where there is one; so are all other bytes)",
-    "state": "cache, token buffer and all else that a decode step hands to the next",
-    "temporaries": "of the compiled decode loop, from the compiler's memory analysis, and what it "
-    "notes of every step for the host; the prompt's pass is not in it",
+    "needed_bytes": "weights of both models, decode state and temporaries per device; all other "
+    "bytes are per device too",
+    "state": "cache, token buffer and everything else that a decode step passes to the next",
+    "temporaries": "temporaries of the compiled decode loop, from the compiler's memory analysis, "
+    "and its per-step outputs for the host; prefill is not included",
     "bound_milliseconds": "bytes that must be read / peak bandwidth: a lower bound on the time, "
-    "never a measurement",
-    "baseline": "one target call on one token: every weight of the target once (of an embedding "
-    "that is no vocabulary projection only the tokens' rows) and the whole cache, all slots full",
-    "verification": "one target call on N tokens: the same and more rows of the embedding; "
-    "activations and logits are not counted",
-    "draft": "drafting one tree. A head that drafts in beams reads in each of R rounds all of its "
-    "weights, or the target's head where it has none, and W rows of the embedding; the projection "
-    "of its context is read once; what stays in the GPU's own cache between rounds is counted "
-    "again. Of heads that draft by rank R are read, each once",
-    "launches": "kernels and copies that a decode step starts, read from the compiled program; "
-    "what a loop within it starts is counted as often as it turns, and a small sort's own copy of "
-    "what it sorts is not",
-    "launches_in_a_layer": "by how many programs of more layers and of fewer differ, per layer",
+    "not a measurement",
+    "baseline": "one target call on one token: every weight of the target once (of an untied "
+    "embedding only the tokens' rows) and the whole cache, with all slots full",
+    "verification": "one target call on N tokens: as the baseline, with more rows of the "
+    "embedding; activations and logits are not counted",
+    "draft": "drafting one tree. In each of R rounds, a head that drafts beams reads all of its "
+    "weights, or the target's head if it has none, and W rows of the embedding; the projection of "
+    "its context is read once. Weights that stay in the GPU's cache between rounds are counted "
+    "again. Of heads that draft independently, R are read once each",
+    "launches": "kernels and copies that a decode step launches, read from the compiled program; "
+    "launches in a loop count once per iteration, and the copy that a small sort makes of its "
+    "operand is not counted",
+    "launches_in_a_layer": "difference between programs with more and with fewer layers, per layer",
     "rows": "greedy; sampled, without filters; filtered, by top-k, top-p and min-p",
-    "moved_bytes": "operands and results of every launch, each once; of an operand of which slices "
-    "or rows are taken, these, and of an array that is updated in place the update",
-    "least_bytes": "what bounds a step of the baseline, or of the tree with its draft, and the "
-    "target's logits, written once and read once",
-    "milliseconds": "moved bytes / peak bandwidth + launches x launch_microseconds: what the "
-    "program would take if every launch waited for the one before and reached the card's rate; no "
+    "moved_bytes": "operands and results of every launch, each once; only the slices or rows of an "
+    "operand that are read, and only the update of an array that is updated in place",
+    "least_bytes": "bytes that bound a step of the baseline, or of the tree with its draft, plus "
+    "the target's logits, written once and read once",
+    "milliseconds": "moved bytes / peak bandwidth + launches x launch_microseconds: the time of "
+    "the program if every launch waited for the previous one and reached peak bandwidth; not a "
     "measurement",
     "break_even": "(draft + verification) / baseline: the acceptance length below which these "
     "bounds promise no gain",
@@ -75,7 +75,7 @@ DEFINITIONS = {
 
 
 def plan(settings: PlanSettings) -> None:
-    """Print what a pair needs of a GPU, and write it as JSON.
+    """Compute and print the needs and bounds of a pair on a GPU, and write them as JSON.
 
     Raises:
       InputError: the pair, the mesh or the folder of the report cannot be used.
@@ -85,7 +85,7 @@ def plan(settings: PlanSettings) -> None:
     drafter_config = settings.drafter_config(tree.draft_rounds)
     check_pair(target_config, drafter_config, tree)
     make_folder(settings.report_dir, "report_dir")
-    # Planning needs no device, and asking JAX for one may log what is wrong with CUDA.
+    # Planning needs no device, and initializing the GPU backend may log errors of CUDA.
     jax.config.update("jax_platforms", "cpu")
     target = abstract_target(target_config, dtype, settings.quantize)
     drafter = abstract_drafter(drafter_config, dtype, settings.quantize_drafter)
@@ -106,7 +106,7 @@ def plan(settings: PlanSettings) -> None:
     except AotUnavailableError as error:
         reason = str(error)
         if settings.mesh.data * settings.mesh.model > 1:
-            raise InputError(f"A mesh is planned by compiling for it. {reason}") from None
+            raise InputError(f"Planning a mesh needs to compile for it: {reason}") from None
     needs = {
         "target": bytes_of(target),
         "drafter": bytes_of(drafter),
@@ -147,7 +147,7 @@ def plan(settings: PlanSettings) -> None:
 
 
 def _compile(settings: PlanSettings, mesh: Mesh, drafter: LoadedHead | Drafter) -> dict[str, Both]:
-    """The baseline's decode loop and that of the tree, of all layers and of a few."""
+    """Compile the decode loops of the baseline and of the tree, with all layers and with few."""
     config, tree = settings.target.build(), settings.tree
 
     def compile_layers(layers: int, drafter: Drafter, tree: TreeConfig | None) -> Compilation:
@@ -173,7 +173,7 @@ def _compile(settings: PlanSettings, mesh: Mesh, drafter: LoadedHead | Drafter) 
 def bytes_read(
     target: Target, drafter: LoadedHead, state: DecodeState, tree: TreeConfig
 ) -> dict[str, int]:
-    """The least that a decode step reads from one device's memory, its cache full.
+    """Minimum bytes that a decode step with a full cache reads from one device's memory.
 
     Returns:
       The bytes of the "draft", of the "verification" and of a "baseline" target call.
@@ -188,13 +188,13 @@ def bytes_read(
 
 
 def embedding_bytes(target: Target, rows: int) -> int:
-    """Bytes of the embeddings of one token for each of so many rows of the batch."""
+    """Bytes of the embeddings of one token for each of `rows` rows."""
     table = jax.tree.leaves(target.params["embed_tokens"])
     return rows * sum(leaf.shape[1] * item_bits(leaf) for leaf in table) // 8
 
 
 def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
-    """Bytes of weights that a target call on N tokens of every row reads on one device.
+    """Bytes of weights that a target call on N = `nodes` tokens of every row reads per device.
 
     `row_bytes` is from `embedding_bytes`.
     """
@@ -204,7 +204,7 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
 
 
 def logits_bytes(target: Target, rows: int) -> int:
-    """Bytes of the scores of one node of every row on one device, written and read once."""
+    """Bytes of the logits of one node of every row per device, written once and read once."""
     V, mesh = target.config.vocab_size, target.mesh
     parts = 1 if mesh is None or V % mesh.shape[MODEL] else mesh.shape[MODEL]
     return 2 * 4 * (rows // data_shards(mesh)) * (V // parts)
@@ -213,10 +213,10 @@ def logits_bytes(target: Target, rows: int) -> int:
 def draft_bytes(
     target: Target, drafter: LoadedHead | Drafter, tree: TreeConfig, row_bytes: int
 ) -> int:
-    """Bytes that drafting one tree for every row reads on one device.
+    """Bytes that drafting one tree for every row reads per device.
 
-    How often weights are read is said by the drafter's kind. Of the target's vocabulary projection
-    the columns of the tokens that can be drafted are read.
+    The drafter's kind states how often each weight is read. Of the target's vocabulary projection,
+    only the columns of the draft vocabulary are read.
     """
     bound = as_drafter(drafter)
     [model] = bound.models
@@ -233,7 +233,7 @@ def draft_bytes(
         bits = sum(leaf.size * item_bits(leaf) for leaf in jax.tree.leaves(table))
         parts = 1 if model.mesh is None else model.mesh.shape[MODEL]
         V, tokens = config.vocab_size, config.draft_vocab_size
-        # On a mesh each device reads its part of all tokens' weights, however few are drafted.
+        # On a mesh each device reads its shard of the whole projection.
         tokens = tokens if parts == 1 or V % parts else V // parts
         read += reads.projections * (tokens * bits // (8 * V))
     return read
@@ -242,9 +242,9 @@ def draft_bytes(
 def compile_decode(
     mesh: Mesh, target: Target, drafter: Drafter, state: DecodeState, tree: TreeConfig | None
 ) -> Compilation:
-    """The loop over decode steps, compiled for GPUs that need not be there; see `compile_on`.
+    """Compile the decode loop for GPUs that need not be present; see `compile_on`.
 
-    It is that of `generate` where one tree is given: all rows, and as many steps as slots.
+    This is the loop of `generate` with a fixed tree, for all rows and as many steps as slots.
     """
     B, S = state.tokens.shape
 

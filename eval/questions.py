@@ -1,4 +1,4 @@
-"""What commands that decode prompts need first: the encoded prompts, and the target."""
+"""Loading of the target's files and encoding of the prompts, for commands that decode."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ Answer = Callable[[EncodedPrompts], Texts]
 
 
 class FoundTarget(NamedTuple):
-    """A target whose weights are not read yet, with its chat template."""
+    """A target whose weights are not loaded yet, with its chat template."""
 
     settings: TargetSettings
     mesh: Mesh | None
@@ -40,19 +40,19 @@ class FoundTarget(NamedTuple):
 
 
 def find_target(settings: TargetSettings) -> FoundTarget:
-    """Read all of the target that the settings name but its weights.
+    """Read the target's files, except its weights.
 
     Raises:
-      InputError: a file cannot be used, or there are not as many devices.
+      InputError: a file cannot be used, or there are too few devices.
     """
     mesh, files = settings.mesh.build(), open_target(settings.target)
-    files.match()  # first: it explains a folder of another kind
+    files.match()  # first, for its error on folders of another kind
     template = find_template(settings.chat_template, files, "chat_template=")
     return FoundTarget(settings, mesh, files, template)
 
 
 class Questions(NamedTuple):
-    """The first turns of all prompts, and what later turns are encoded with."""
+    """The encoded first turns of all prompts, and the settings to encode later turns."""
 
     how: PromptEncoding
     rows: RowSettings
@@ -65,12 +65,12 @@ class Questions(NamedTuple):
         sampling: SamplingConfig,
         recall: Callable[[Answer, EncodedPrompts], Texts] | None = None,
     ) -> EncodedPrompts:
-        """All turns as tokens, later ones after the baseline's own answers, and the stop tokens.
+        """Encode all turns; later turns follow the baseline's answers to earlier turns.
 
         `recall` may return stored answers instead of decoding them.
 
         Raises:
-          InputError: a later turn does not fit after the answers before it.
+          InputError: a later turn does not fit after the earlier answers.
         """
 
         def answer(asked: EncodedPrompts) -> Texts:
@@ -89,9 +89,9 @@ def read_questions(
     batch_size: int | None,
     lengths: Sequence[int] | None = None,
 ) -> Questions:
-    """Read the prompts and encode their first turns; these are checked to fit target and mesh.
+    """Read the prompts, encode their first turns, and check that they fit the target and the mesh.
 
-    With `lengths` prompts take these exact lengths in turns, and are continued as they stand.
+    With `lengths`, prompts are plain texts of exactly these lengths, used in turn by the rows.
 
     Raises:
       InputError: the prompts cannot be used, or do not fit.
@@ -109,7 +109,7 @@ def read_questions(
             f"prompt_tokens={max(lengths)} and max_new_tokens={limit} make {max(lengths) + limit} "
             f"tokens, but the target has {positions} positions; lower one of them."
         )
-    # The whole file, so that the last prompts too can be joined with further ones.
+    # Read the whole file, so that the last prompts can be joined with further ones too.
     source = read_prompts(path)
     token_rows = [
         tokenize_to_length(source, found.files.tokenizer, row, lengths[row % len(lengths)])
@@ -120,7 +120,7 @@ def read_questions(
 
 
 def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> None:
-    """Refuse batches of so many prompts that the mesh does not divide, also the last batch."""
+    """Refuse batches, including the last one, that the mesh does not divide evenly."""
     size = min(batch_size or count, count)
     check_rows(size, mesh, "batch_size" if size < count else "The number of prompts")
     parts, last = data_shards(mesh), count % size

@@ -1,4 +1,4 @@
-"""What the reports of all commands share: the JSON file, and tables on the screen."""
+"""Common parts of all reports: the JSON file, and tables for the terminal."""
 
 import json
 import os
@@ -21,15 +21,15 @@ from redrafter_jax.settings.files import Settings
 def write_report(
     path: Path, measures: dict[str, Any], settings: Settings, definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write a JSON report of measures, their definitions and the settings; returns it.
+    """Write a JSON report of measures, definitions and settings, and return it.
 
-    It also states device, time and versions.
+    The report also has the device, the time and the versions.
     """
     report = {
         **measures,
         "platform": jax.default_backend(),
         "device": describe_device(),
-        # Of the whole process on the first device; None where the platform does not count.
+        # Peak of the whole process on the first device; None if the platform has no statistics.
         "peak_memory_bytes": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
         "versions": describe_versions(),
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -41,7 +41,7 @@ def write_report(
 
 
 def show(path: Path, *parts: RenderableType) -> None:
-    """Print the parts, then where the report is."""
+    """Print the parts, then the path of the report."""
     console = Console()
     for part in parts:
         console.print(part, markup=False, highlight=False)
@@ -51,9 +51,9 @@ def show(path: Path, *parts: RenderableType) -> None:
 def make_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1
 ) -> Table:
-    """A table without edges.
+    """Make a table without edges.
 
-    The first `text_columns` columns hold text, which wraps; the others numbers, aligned right.
+    The first `text_columns` columns are text, which wraps; the others are right-aligned numbers.
     """
     table = Table(
         title=title,
@@ -72,12 +72,12 @@ def make_table(
 
 
 def number(value: float | None, form: str) -> str:
-    """The number, or a dash where it is not known."""
+    """Format a number; a dash for None."""
     return "-" if value is None else format(value, form)
 
 
 def describe_sampling(sampling: SamplingConfig) -> str:
-    """Temperature and filters in a few words."""
+    """A short description of temperature and filters."""
     if sampling.temperature == 0:
         return "greedy"
     filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
@@ -86,13 +86,13 @@ def describe_sampling(sampling: SamplingConfig) -> str:
 
 
 def describe_versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that compute; None if not installed."""
+    """Versions of Python and the numerical packages; None for packages that are not installed."""
     packages = ("redrafter-jax", "jax", "jaxlib", "flax", "numpy")
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
 
 def describe_device() -> str:
-    """The accelerator's name, or the processor's and how many of its cores may be used."""
+    """Name and number of the accelerators, or name of the processor and its usable cores."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return f"{jax.device_count()} x {device.device_kind}"
@@ -115,5 +115,5 @@ def _processor() -> str:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # a checkout that is not installed
         return None

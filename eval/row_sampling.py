@@ -1,4 +1,4 @@
-"""How the rows of a batch choose their tokens, as arrays."""
+"""Sampling parameters of the rows of a batch, as arrays."""
 
 from collections.abc import Sequence
 
@@ -12,6 +12,6 @@ from redrafter_jax.types import Sampling
 
 
 def stack_sampling(config: TargetConfig, rows: Sequence[Request]) -> Sampling:
-    """How the tokens of checked rows are chosen, as NumPy's arrays."""
+    """Stack the sampling parameters of checked rows into NumPy arrays."""
     own = [row_arrays(config, row).sampling for row in rows]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)

@@ -1,7 +1,7 @@
-"""`python -m eval serve-load`: how long a server takes to answer, by the rate of requests.
+"""`python -m eval serve-load`: latency of a server by request rate.
 
-The load is open: requests arrive at random times, whether or not those before are answered, as from
-independent users. So a server that is too slow gets a queue, and the latencies show it.
+The load is open: requests arrive at random times, as from independent users, whether or not earlier
+requests are answered. A server that is too slow builds up a queue, which the latencies show.
 """
 
 import asyncio
@@ -26,25 +26,25 @@ from .served import DEFINITION, compare_rates, verdict
 
 METHODS = {"speculative": True, "baseline": False}
 DEFINITIONS = {
-    "prompts": "every rate and method asks those that follow in the file, so that no cache of the "
-    "server holds them: methods are compared over many prompts, not prompt by prompt",
-    "rate": "requests per second, of a Poisson process: the gaps between two are independent",
-    "sent": "requests that arrived",
-    "errors": "those without a whole answer, by the server's code or by what broke",
-    "tokens_per_second": "of whole answers, from the first arrival to the last answer",
+    "prompts": "every rate and method takes the next prompts of the file, so that the server has "
+    "not cached them: methods are compared over many prompts, not prompt by prompt",
+    "rate": "requests per second of a Poisson process, in which the gaps are independent",
+    "sent": "number of requests",
+    "errors": "requests without a complete answer, by the server's error code or the exception",
+    "tokens_per_second": "tokens of complete answers per second from the first arrival to the last "
+    "answer",
     "latency": "seconds from arrival to the end of the answer: percentiles 50, 90, 99",
     "first_token": "seconds from arrival to the first token: percentiles 50, 90, 99",
-    "output_token": "seconds from the first token to the last, by tokens after the first: "
-    "percentiles 50, 90, 99",
+    "output_token": "seconds per token after the first: percentiles 50, 90, 99",
     "acceptance_length": "mean tokens gained per target call after prefill",
     **DEFINITION,
-    "device": "of this side, that asked; the server's is not known",
+    "device": "of the client; the server's device is not known",
 }
 _PERCENTILES = (50, 90, 99)
 
 
 def measure_load(settings: ServeLoadSettings) -> None:
-    """Ask at every rate, with and without speculation in turns; write a report and a chart.
+    """Send requests at every rate, with and without speculation in turns; write report and chart.
 
     Raises:
       InputError: the server cannot be reached, does not become ready or answers no request, or the
@@ -55,11 +55,11 @@ def measure_load(settings: ServeLoadSettings) -> None:
     prompts = [prompt.turns[0] for prompt in read_prompts(settings.prompts, settings.prompt_count)]
     make_folder(settings.report_dir, "report_dir")
     model = find_model(settings)
-    # Each method goes first at every other rate.
+    # Each method is first at every other rate.
     orders = cycle([list(METHODS), list(METHODS)[::-1]])
     cases = [(rate, name) for rate in settings.rates for name in next(orders)]
     runs = []
-    # A prompt that was asked just before may still be in a cache of the server.
+    # Take further prompts each time, since the server may cache recent ones.
     following = cycle(prompts)
     for rate, name in track(cases, len(cases), "rates"):
         arrivals = arrival_times(rate, settings.seconds, settings.max_requests, settings.first_seed)
@@ -76,8 +76,8 @@ def measure_load(settings: ServeLoadSettings) -> None:
         kinds = sum((Counter(run["errors"]) for run in runs), Counter[str]())
         told = ", ".join(f"{kind} {count} times" for kind, count in kinds.most_common())
         raise InputError(
-            f"url={settings.url} answered none of {sum(kinds.values())} requests ({told}); the "
-            "server's log says why."
+            f"url={settings.url} answered none of {sum(kinds.values())} requests ({told}); see the "
+            "server's log."
         )
     path = settings.report_dir / "serve_load.json"
     speedups = [rate._asdict() for rate in compare_rates(runs)]
@@ -90,11 +90,11 @@ def measure_load(settings: ServeLoadSettings) -> None:
 
 
 def summarize(answers: Sequence[RequestResult], seconds: float) -> dict[str, Any]:
-    """The measures of one rate; `DEFINITIONS` explains them.
+    """Compute the measures of one rate; see `DEFINITIONS`.
 
     Args:
-      answers: to all requests.
-      seconds: from the first arrival to the last answer.
+      answers: results of all requests.
+      seconds: seconds from the first arrival to the last answer.
     """
     whole = [answer for answer in answers if answer.error is None]
     calls = sum(answer.calls for answer in whole)
@@ -144,7 +144,7 @@ def _table(title: str, runs: Sequence[dict[str, Any]]) -> Table:
 
 
 def _error_tables(runs: Sequence[dict[str, Any]]) -> list[Table]:
-    """What the errors were; none where there were none."""
+    """A table of the errors, or none without errors."""
     rows = [
         (f"{run['rate']:g}", run["method"], kind, str(count))
         for run in runs

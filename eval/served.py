@@ -1,4 +1,4 @@
-"""What `python -m eval serve-load` comes to: answers with speculation beside those without."""
+"""The verdict of `python -m eval serve-load`: latencies with and without speculation."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,26 +10,26 @@ from jaxtyping import Float
 from redrafter_jax.types import LOOKUP
 from redrafter_jax.verdict import FEWEST_TEXTS, Kind, Texts
 
-# Of four rates at which both are equal one seems different once in twenty measurements.
+# At this level, one of four rates with equal methods seems different about once in 20 measurements.
 _RESAMPLES, _LEVEL = 9999, 0.99
 DEFINITION = {
-    "speedups": "of every rate at which both methods have so many whole answers that they tell: "
-    "the baseline's median seconds per token of an answer, from its arrival to its end, over that "
-    f"with speculation, and the {_LEVEL:.0%} percentile interval of a bootstrap of {_RESAMPLES} "
-    "samples, in which the answers of both are drawn apart from each other",
-    "verdict": "on speculation at these rates, and whose gain it is",
+    "speedups": "for every rate at which both methods have enough complete answers: the baseline's "
+    "median seconds per token of an answer, from arrival to end, over the median with "
+    f"speculation, and the {_LEVEL:.0%} percentile interval of a bootstrap of {_RESAMPLES} "
+    "samples, in which the answers of the two methods are drawn independently",
+    "verdict": "verdict on speculation at these rates, and on the drafter that gains",
 }
 
 
 class Rate(NamedTuple):
-    """The two methods at one rate of requests.
+    """Comparison of the two methods at one request rate.
 
     Attributes:
       rate: requests per second.
-      speedup: the baseline's median seconds per token of an answer, from its arrival to its end,
-        over that with speculation.
-      interval: the 0.5% and 99.5% percentiles of `speedup` where the answers of both are drawn
-        again, apart from each other, for they are answers to different prompts.
+      speedup: the baseline's median seconds per token of an answer, from arrival to end, over the
+        median with speculation.
+      interval: the 0.5% and 99.5% percentiles of `speedup` in a bootstrap that draws the answers of
+        the two methods independently, since they answer different prompts.
     """
 
     rate: float
@@ -38,15 +38,16 @@ class Rate(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Whether speculation is faster here beyond what other prompts may change."""
+        """Whether speculation is faster or slower at this rate, by the bootstrap interval."""
         low, high = self.interval
         return "faster" if low > 1 else "slower" if high < 1 else "no difference"
 
 
 def compare_rates(runs: Sequence[Mapping[str, Any]]) -> list[Rate]:
-    """Every rate at which both methods have eight whole answers or more, lowest first.
+    """Compare the methods at every rate with enough complete answers of both, lowest rate first.
 
-    `runs` are those of the report: `rate`, `method` and `answers`.
+    `runs` are the runs of the report, with `rate`, `method` and `answers`; enough is
+    `FEWEST_TEXTS`.
     """
     found = []
     for rate in sorted({run["rate"] for run in runs}):
@@ -71,7 +72,7 @@ def compare_rates(runs: Sequence[Mapping[str, Any]]) -> list[Rate]:
 
 
 def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Whether speculation answers sooner, at which rates, whose gain that is, and what to do."""
+    """A sentence on whether, where and why speculation answers sooner, and on what to do next."""
     answers = [answer for run in runs for answer in run["answers"]]
     whole = [answer for answer in answers if answer["error"] is None]
     rates = compare_rates(runs)
@@ -85,8 +86,8 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
         fault = f"no rate has {FEWEST_TEXTS} whole answers with speculation and as many without"
     if fault:
         return (
-            f"Too little data to tell: {fault}; give other prompts, more `max_new_tokens` or a "
-            f"`sampling.temperature` above 0, or ask for longer (`seconds`, `max_requests`)"
+            f"Too little data to tell: {fault}; use other prompts, more `max_new_tokens` or a "
+            f"`sampling.temperature` above 0, or send more requests (`seconds`, `max_requests`)"
             f"{_unanswered(runs)}."
         )
     accepted = sum((Counter(answer["accepted_by"]) for answer in whole), Counter[str]())
@@ -102,9 +103,9 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _judge(kinds: set[Kind], accepts: bool, by_lookup: bool) -> tuple[str, str]:
-    """What was found, and what to do next.
+    """The finding, and what to do next.
 
-    `kinds` are those of all rates; a ratio above 1 where nothing is accepted is noise.
+    `kinds` are the kinds of all rates; if nothing is accepted, a speed-up above 1 is noise.
     """
     lookup = ", by prompt lookup, not by a head" if by_lookup else ""
     if "faster" in kinds and accepts:
@@ -136,7 +137,7 @@ def _interval(
 
 
 def _unanswered(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many requests have no whole answer, whose time no figure has; empty if all have one."""
+    """A clause on requests without a complete answer, which no figure includes; may be empty."""
     lost = {run["rate"]: 0 for run in runs}
     for run in runs:
         lost[run["rate"]] += sum(run["errors"].values())

@@ -1,4 +1,4 @@
-"""Pairs that are known by their shapes alone, and the settings of the commands for them."""
+"""Settings of the commands that need only the shapes of a pair."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,9 +21,9 @@ from .trees import TreeGrid
 
 
 class TargetShape(BuildableSettings):
-    """The fields of `redrafter_jax.TargetConfig` that cost time.
+    """The fields of `redrafter_jax.TargetConfig` that determine time and memory.
 
-    A string stands for the shape of a model: its folder or hub id, of which `config.json` is read.
+    A string is the folder or hub id of a model, whose `config.json` gives the shape.
     """
 
     vocab_size: PositiveInt
@@ -40,29 +40,29 @@ class TargetShape(BuildableSettings):
     @classmethod
     def _read_model(cls, stated: Any) -> Any:
         if stated is None:
-            raise InputError("no model to plan for; give --target, a folder or hub id, or --config")
+            raise InputError("target is missing; give --target, a folder or hub id, or --config")
         if not isinstance(stated, str):
             return stated
         if stated.endswith((".yaml", ".yml")):
-            raise InputError(f"{stated} is a file of settings; give it as --config.")
+            raise InputError(f"{stated} is a settings file; pass it as --config.")
         config = open_target(stated).config
         return {name: getattr(config, name) for name in cls.model_fields}
 
     def build(self) -> TargetConfig:
-        """The library's configuration."""
+        """Build the library's configuration."""
         return TargetConfig(
             **self.model_dump(), rope_theta=10000.0, rms_norm_eps=1e-5, eos_token_ids=()
         )
 
 
 class PairShape(Settings):
-    """A pair known by its shape alone, its weights random or absent.
+    """The shapes of a pair, with random weights or none.
 
     Attributes:
-      target: its shape, or a folder or hub id.
+      target: shape of the target, or its folder or hub id.
       drafter: shape of the drafter.
-      dtype: of both models' parameters and of the cache.
-      report_dir: folder for what the command writes, made if it is missing.
+      dtype: dtype of both models' parameters and of the cache.
+      report_dir: output folder, created if missing.
     """
 
     target: TargetShape
@@ -71,23 +71,24 @@ class PairShape(Settings):
     report_dir: Path
 
     def drafter_config(self, rounds: int) -> HeadConfig:
-        """The library's configuration of a drafter for this target, that drafts so many tokens."""
+        """Configuration of a drafter for this target that drafts R = `rounds` tokens."""
         return self.drafter.build_for(self.target.build(), rounds)
 
 
 class PlanSettings(PairShape):
-    """`python -m eval plan`: what the pair is meant for.
+    """`python -m eval plan`: plan a pair on a GPU.
 
     Attributes:
-      tree: how trees are drafted.
-      quantize: of the target's matrices, "int8", "int4" or "fp8"; embedding and head are int8 then.
-      quantize_drafter: of the drafter's.
-      batch_size: rows decoded together.
-      gpu: the GPU, one of those in `pallas_kernels.gpus`.
+      tree: draft tree.
+      quantize: format of the target's matrices, "int8", "int4" or "fp8"; the embedding and the head
+        are then int8.
+      quantize_drafter: format of the drafter's matrices.
+      batch_size: number of rows decoded together.
+      gpu: name of a GPU in `pallas_kernels.gpus`.
       slots: cache slots per row.
       mesh: GPUs that share the work.
-      launch_microseconds: between two launches that depend on each other; of an H100 in a CUDA
-        graph by Hazy Research's "Look Ma, No Bubbles!" (May 2025).
+      launch_microseconds: time between two dependent launches; the default is that of an H100 in a
+        CUDA graph, from Hazy Research's "Look Ma, No Bubbles!" (May 2025).
     """
 
     tree: TreeConfig = TreeConfig()
@@ -101,16 +102,16 @@ class PlanSettings(PairShape):
 
 
 class StepsSettings(PairShape):
-    """`python -m eval steps`: the grid, and how long each of it is timed.
+    """`python -m eval steps`: measure the cost of a decode step and its parts.
 
     Attributes:
-      trees: how trees are drafted.
-      batch_sizes: rows decoded together, each in turn.
-      slots: cache slots per row, each in turn; `generate` makes them in multiples of 256.
-      samplings: how tokens are chosen, each in turn; the first is what others are compared with.
-      steps: turns per timed run of a whole step, of propose and of verify.
-      short_turns: turns of finish and of the noise, which may take microseconds.
-      repeats: timed runs of each, interleaved.
+      trees: grids of draft trees.
+      batch_sizes: numbers of rows decoded together, each in turn.
+      slots: numbers of cache slots per row, each in turn; `generate` allocates multiples of 256.
+      samplings: sampling settings, each in turn; the others are compared with the first.
+      steps: iterations per timed run of a whole step, of propose and of verify.
+      short_turns: iterations per timed run of finish and of the noise, which may take microseconds.
+      repeats: number of timed runs of each part, interleaved.
     """
 
     trees: list[TreeGrid] = Field(default=[TreeGrid()], min_length=1)

@@ -1,8 +1,8 @@
-"""The parts of a decode step as programs to be timed, each many times in a row.
+"""The parts of a decode step as separate programs, timed over many iterations.
 
-They are propose, verify, finish with what the drafter reads, and the noise of
-`redrafter_jax.decoding.step`, on the arrays of a real step; beside them the whole step and the
-baseline's.
+The parts of `redrafter_jax.decoding.step` are propose, verify, finish (with the drafter's reading
+of the path) and the noise. They run on the arrays of a real step and are timed beside the whole
+step and the baseline's step.
 """
 
 import time
@@ -36,7 +36,7 @@ Timing = Literal[StepPart, "step", "baseline"]
 
 
 class StepArrays(NamedTuple):
-    """What the parts of one step pass on to each other."""
+    """Arrays that the parts of one step pass to each other."""
 
     noise: Float[Array, "B P V"]
     drafted: TokenTree
@@ -46,7 +46,7 @@ class StepArrays(NamedTuple):
 def begin_step(
     target: Target, drafter: Drafter, state: DecodeState, *, tree: TreeConfig
 ) -> StepArrays:
-    """A step without `finish`."""
+    """Run the noise, propose and verify of a step."""
     decoder = target.merge()
     noise = step_noise(state, longest_path(tree), target.config.vocab_size)
     drafted = propose(decoder, drafter, state, noise, tree)
@@ -66,10 +66,11 @@ def run_part(
     part: StepPart,
     turns: int,
 ) -> tuple[DecodeState, StepArrays]:
-    """Run the part so many times on the same arrays; returns them as its last turn left them.
+    """Run a part `turns` times on the same arrays, and return the arrays after the last iteration.
 
-    The drafter is prepared; `state` and `between`, from `begin_step`, are donated. Only `finish`
-    changes the state: give it rows that are done, which cost all of its work and take no slots.
+    The drafter must be prepared; `state` and `between`, from `begin_step`, are donated. Only
+    `finish` changes the state: give it rows that are done, which cost the same work and take no
+    slots.
     """
     decoder = target.merge()
 
@@ -77,7 +78,7 @@ def run_part(
         carry: tuple[DecodeState, StepArrays], none: Int[Array, ""]
     ) -> tuple[DecodeState, StepArrays]:
         state, (noise, drafted, verified) = carry
-        # Every part depends on these, which XLA must take to differ from turn to turn.
+        # Make every part depend on the loop, so that XLA cannot hoist it out.
         lengths, tokens = state.cache.lengths + none, drafted.tokens + none
         cache = state.cache._replace(lengths=lengths)
         if part == "noise":
@@ -103,10 +104,10 @@ def run_part(
 
 @dataclass
 class StepTimer:
-    """Timed runs on one cache, each of which donates its state to the next.
+    """Timed runs on one cache, where each run donates its state to the next.
 
-    The drafter is prepared. A run begins with `cached` tokens in every row's cache; `slots_needed`
-    is what it needs beyond. `between` is None before the first run of a part.
+    The drafter must be prepared. A run begins with `cached` tokens in every row's cache, and needs
+    `slots_needed` more slots. `between` is None before the first run of a part.
     """
 
     target: Target
@@ -117,8 +118,8 @@ class StepTimer:
     between: StepArrays | None = None
 
     def seconds(self, part: Timing, turns: int, sampling: Sampling) -> float:
-        """Seconds per turn of a run of so many."""
-        # The baseline hands on what the drafter has in the state, unread.
+        """Seconds per iteration of a run of `turns` iterations."""
+        # The baseline passes the drafter's part of the state on, unread.
         drafter, tree = (RootOnly(), None) if part == "baseline" else (self.drafter, self.tree)
         state = reset_state(self.state, self.cached, sampling, done=part == "finish")
         rows, zero = jnp.arange(len(state.root)), jnp.int32(0)
@@ -156,10 +157,10 @@ def time_parts(
     cached: int,
     repeats: int,
 ) -> list[dict[Timing, Float[np.ndarray, " repeats"]]]:
-    """For every sampling the seconds of one turn of each part, all of them timed in turns.
+    """Time all parts under every sampling, in turns; returns seconds per iteration.
 
-    `turns` has the number of turns in a run of each part. A run begins with `cached` tokens in
-    every row's cache.
+    `turns` maps each part to the number of iterations of a run. A run begins with `cached` tokens
+    in every row's cache.
     """
     state = random_state(target, drafter, batch_size, slots)
     timer = StepTimer(target, drafter.prepare(Lender(target)), tree, state, cached)
@@ -181,15 +182,16 @@ def time_parts(
 
 
 def slots_needed(steps: int, max_path: int) -> int:
-    """Free slots that a row needs for so many steps of paths up to `max_path` (P).
+    """Free slots that a row needs for `steps` steps with paths of up to P = `max_path` tokens.
 
-    The last step writes P slots past its own, and the token buffer is one ahead of the cache.
+    The last step writes P slots beyond its path, and the token buffer is one token ahead of the
+    cache.
     """
     return (steps + 1) * max_path + 1
 
 
 def reset_state(state: DecodeState, cached: int, sampling: Sampling, *, done: bool) -> DecodeState:
-    """The state with `cached` tokens in every row; its other arrays are reused."""
+    """Reset the state to `cached` tokens in every row, reusing its other arrays."""
     B = len(state.root)
     return state._replace(
         cache=state.cache._replace(lengths=jnp.full(B, cached, jnp.int32)),

@@ -1,8 +1,8 @@
-"""`python -m eval steps`: what a decode step and its parts cost, in steps of the baseline.
+"""`python -m eval steps`: cost of a decode step and its parts, in baseline steps.
 
-The models have a real pair's shape and random weights. For a tree, a batch and a cache all parts
-and both whole steps are timed in turns under every sampling, on the same cache, so that a slow
-moment of the machine hits them all.
+The models have the shapes of a real pair and random weights. For each tree, batch size and cache
+size, all parts and both whole steps are timed in turns under every sampling on the same cache, so
+that a slow moment of the machine affects all of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,32 +29,32 @@ from .step_parts import Timing, slots_needed, time_parts
 from .trees import TREE, build_all
 
 DEFINITIONS = {
-    "milliseconds": "lower quartile, median and upper quartile over repeats, of one turn",
-    "in_baseline_steps": "quartiles over repeats of the time / the baseline step's under the same "
-    "sampling in the same repeat; the step's is the acceptance length below which speculation "
-    "gains nothing",
-    "over_first_sampling": "quartiles over repeats of the step's time / the same step's under the "
-    "first sampling of the list in the same repeat",
-    "propose": "the drafter's tree, prompt lookup included",
+    "milliseconds": "lower quartile, median and upper quartile over repeats, per iteration",
+    "in_baseline_steps": "quartiles over repeats of the time over that of the baseline step under "
+    "the same sampling in the same repeat; for the whole step, this is the acceptance length below "
+    "which speculation gains nothing",
+    "over_first_sampling": "quartiles over repeats of the step's time over that under the first "
+    "sampling in the same repeat",
+    "propose": "drafting the tree, including prompt lookup",
     "verify": "one target call over the tree",
     "finish": "the target's choice at every node, the accepted path, its commit to the cache, and "
-    "what the drafter reads of it",
-    "noise": "of the positions of a speculative step; greedy rows have none",
-    "parts": "propose, verify, finish and noise are programs of their own, which read and write "
-    "what passes between them; the whole step fuses and overlaps them, so their sum may exceed it",
-    "step": "a speculative decode step as `generate` runs it, noise and loop condition included",
-    "baseline": "the same with the one-node tree, as `generate_autoregressive` runs it",
-    "cached": "tokens in every row's cache when a timed run begins; whole steps add their own",
+    "the drafter's reading of the path",
+    "noise": "sampling noise of the positions of a speculative step; greedy rows have none",
+    "parts": "propose, verify, finish and noise are separate programs, which read and write the "
+    "arrays that they exchange; the whole step fuses and overlaps them, so their sum may exceed it",
+    "step": "a speculative decode step as in `generate`, including noise and loop condition",
+    "baseline": "the same with the one-node tree, as in `generate_autoregressive`",
+    "cached": "tokens in every row's cache when a timed run begins; whole steps add further tokens",
 }
 # The fields that identify a row of the report, with their names in the table.
 SIZES = TREE | {"batch_size": "B", "slots": "S"}
 
 
 def measure_steps(settings: StepsSettings) -> None:
-    """Time every combination of trees, batches, caches and samplings, and report.
+    """Time every combination of trees, batch sizes, cache sizes and samplings; write the report.
 
     Raises:
-      InputError: a setting cannot be used, or it does not fit the device.
+      InputError: a setting cannot be used, or does not fit the device.
     """
     grid = list(product(build_all(settings.trees), settings.batch_sizes, settings.slots))
     pair = _check(settings, grid)
@@ -84,8 +84,8 @@ def measure(
     slots: int,
     settings: StepsSettings,
 ) -> Iterator[dict[str, Any]]:
-    """A row of the report for each sampling: every part and both whole steps, in turns."""
-    # The most tokens that leave room for a run of so many steps.
+    """Time every part and both whole steps, and yield a row of the report for each sampling."""
+    # The largest number of tokens that leaves room for a run.
     cached = slots - slots_needed(settings.steps, tree.max_path)
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)
     timed = time_parts(
@@ -114,8 +114,8 @@ def measure(
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """For each sampling a row per tree, batch and cache: parts, both whole steps, their ratio."""
-    # A size that is the same in all rows is in the JSON file alone.
+    """A table per sampling with a row per tree, batch and cache: parts, whole steps, ratios."""
+    # Omit sizes that are equal in all rows; they are in the JSON file.
     sizes = [size for size in SIZES if len({row[size] for row in rows}) > 1]
     samplings = list(dict.fromkeys(row["sampling"] for row in rows))
     ratios = {"/ baseline": lambda row: row["in_baseline_steps"]["step"]}
@@ -141,10 +141,10 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 def _check(
     settings: StepsSettings, grid: Sequence[tuple[TreeConfig, int, int]]
 ) -> tuple[Target, LoadedHead]:
-    """The pair as shapes, once the whole grid is checked: nothing is drawn or compiled yet.
+    """Check the whole grid before anything is compiled, and return the pair as abstract shapes.
 
     Raises:
-      InputError: a tree or the slots do not fit the target, or not the memory.
+      InputError: a tree or the slots do not fit the target or the memory.
     """
     config, dtype = settings.target.build(), jnp.dtype(settings.dtype)
     drafter_config = settings.drafter_config(max(tree.draft_rounds for tree, _, _ in grid))
@@ -160,14 +160,14 @@ def _check(
             )
         if slots <= slots_needed(settings.steps, tree.max_path):
             raise InputError(
-                f"slots is {slots}, which {settings.steps} steps of up to "
-                f"{tree.max_path} tokens overrun; give more slots or fewer steps."
+                f"slots is {slots}, too few for {settings.steps} steps of up to "
+                f"{tree.max_path} tokens; give more slots or fewer steps."
             )
         state = abstract_state(target, as_drafter(drafter), batch_size, slots)
         needed = bytes_of((target, drafter, state))
         if limit is not None and needed > limit:
             raise InputError(
-                f"slots={slots} with batch {batch_size} needs {needed / 1e9:.1f} GB for "
-                f"weights and cache and the device has {limit / 1e9:.1f} GB; give fewer of one."
+                f"slots={slots} with batch size {batch_size} needs {needed / 1e9:.1f} GB for "
+                f"weights and cache, but the device has {limit / 1e9:.1f} GB; lower one of them."
             )
     return target, drafter

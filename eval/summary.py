@@ -1,4 +1,4 @@
-"""What `python -m eval compare` says of a sampling, from the runs of every method."""
+"""Summary of one sampling for `python -m eval compare`, from the runs of every method."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,25 +19,25 @@ BASELINE = "baseline"
 _RESAMPLES, _LEVEL = 9999, 0.95
 DEFINITIONS = metrics.DEFINITIONS | {
     "tokens_per_second": "median over all runs of new tokens / wall time of the whole call, "
-    "prefill and the way to the host included, compilation not; of a prompt or category its own "
-    "tokens / the time of its whole batch; null without the clock, as all that is timed",
+    "including prefill and the transfer to the host, without compilation; for a prompt or "
+    "category, its own tokens / the time of its whole batch; all times are null without the clock",
     "speedup": "median over all (batch, repeat) turns of the ratio to the baseline's tokens per "
-    "second; a turn's runs follow each other at once",
+    "second; the runs of a turn directly follow each other",
     "speedup_quartiles": "25% and 75%",
-    "timed_turns": "turns that were timed, in which both decoded something",
-    "timed_turns_faster": "those of them in which the method was faster than the baseline",
+    "timed_turns": "number of timed turns in which both methods decoded at least one token",
+    "timed_turns_faster": "number of these in which the method was faster than the baseline",
     "speedup_interval": f"{_LEVEL:.0%} percentile interval of the median speed-up by a paired "
     f"bootstrap of {_RESAMPLES} samples: batches, which are single prompts at batch size 1, are "
-    "drawn again with the runs of all methods in them, so that it tells how far other prompts of "
-    "this kind may differ",
+    "resampled with the runs of all methods in them, so that the interval shows how far other "
+    "prompts of this kind may differ",
     "acceptance_interval": "the same of the acceptance length, over prompts",
     "decode_only": "the same without prefill and the first token, which prefill decides",
     "milliseconds_per_target_call": "median over runs of decode time / decode steps of the batch; "
-    "in speculative decoding it includes drafting",
-    "verdict": "on the fastest way of drafting, and whose gain it is; without the clock on that of "
-    "the largest acceptance length",
+    "includes drafting",
+    "verdict": "verdict on the fastest drafting method, and on the drafter that gains; without the "
+    "clock, on the method with the largest acceptance length",
 }
-# What to do after each kind of verdict.
+# Advice for each kind of verdict.
 _NEXT = {
     "faster": "`eval tune` finds the fastest tree for this device",
     "slower": "decode without it, train the head on more tokens, or let `eval tune` look for a "
@@ -50,16 +50,16 @@ _NO_TREE = (
     "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or state a "
     "tree as drafters.NAME.tree."
 )
-# What the report has of every run.
+# Fields of every run in the report.
 _RUN = ("new_tokens", "prefill_seconds", "decode_seconds")
 
 
 class Way(NamedTuple):
-    """A way of drafting: a drafter, and how its trees are drafted.
+    """A drafting method: a drafter and a tree.
 
     Attributes:
       drafter: folder or hub id; None for prompt lookup alone.
-      tree: how trees are drafted; None is the baseline, where the drafter's table says so too.
+      tree: draft tree; None for the baseline, which a drafter's table may choose too.
     """
 
     drafter: str | None
@@ -67,7 +67,7 @@ class Way(NamedTuple):
 
 
 def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[TimedTurn]) -> dict[str, Any]:
-    """The measures of every method: over all prompts, per category, and of each prompt."""
+    """Compute the measures of every method: over all prompts, per category and per prompt."""
     prompts = asked.prompts
 
     def measures(indices: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -111,17 +111,17 @@ def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[TimedTurn]
 def _restrict(
     turns: Sequence[TimedTurn], indices: Sequence[int], batch_size: int
 ) -> Iterator[TimedTurn]:
-    """The turns as if only these prompts had been in their batches."""
+    """Restrict turns to the rows of these prompts."""
     for turn in turns:
         rows = [index % batch_size for index in indices if index // batch_size == turn.batch]
         yield turn._replace(runs={name: run.select(rows) for name, run in turn.runs.items()})
 
 
 def _measure(name: str, turns: Sequence[TimedTurn], whole: Sequence[TimedTurn]) -> dict[str, Any]:
-    """What the report says of a method; `DEFINITIONS` explains it.
+    """Compute the measures of a method; see `DEFINITIONS`.
 
-    `turns` have only the prompts that are reported; `whole` has all prompts of their batches, which
-    share the decode steps.
+    `turns` has only the reported prompts; `whole` has all prompts of their batches, which share the
+    decode steps.
     """
     calls = _rates(name, whole, lambda run: max(run.steps), lambda run: run.decode_seconds)
     milliseconds = quartiles(1000 / calls)
@@ -181,7 +181,7 @@ def _rates(
     amount: Callable[[Run], int],
     seconds: Callable[[Run], float],
 ) -> Float[np.ndarray, " turns"]:
-    """Amounts per second; NaN where the amount is 0, or no clock ran."""
+    """Amounts per second; NaN if the amount is 0, or the run was not timed."""
     runs = [turn.runs[name] for turn in turns]
     return np.asarray(
         [amount(run) / seconds(run) if amount(run) and seconds(run) else np.nan for run in runs]
@@ -189,7 +189,7 @@ def _rates(
 
 
 def _interval(samples: Sequence[Float[np.ndarray, " n"]], statistic: Any) -> list[float] | None:
-    """The percentile interval over samples that are drawn together; None of fewer than two."""
+    """Percentile interval of a paired bootstrap; None for fewer than two samples."""
     if len(samples[0]) < 2:
         return None
     from scipy.stats import bootstrap  # slow to import
@@ -212,7 +212,7 @@ def _interval(samples: Sequence[Float[np.ndarray, " n"]], statistic: Any) -> lis
 
 
 def judge_case(case: Mapping[str, Any], ways: Mapping[str, Way], timed: bool) -> dict[str, Any]:
-    """The verdict on the ways of drafting of one sampling, for the report; by name."""
+    """The verdict on the drafting methods under one sampling, for the report."""
     ways = {name: way for name, way in ways.items() if way.tree is not None}
     if not ways:
         return {"kind": "no tree", "method": BASELINE, "sentence": _NO_TREE}
@@ -240,7 +240,7 @@ def _next_step(verdict: Verdict) -> str:
 
 
 def _most_accepted(lengths: Mapping[str, float]) -> dict[str, Any]:
-    """In place of a verdict, where nothing was timed: of the largest acceptance length."""
+    """The result without the clock: the method with the largest acceptance length."""
     best = max(lengths, key=lambda name: lengths[name])
     sentence = (
         f"Most accepted: {best!r} gains {lengths[best]:.2f} tokens per target call; whether it is "
@@ -250,13 +250,13 @@ def _most_accepted(lengths: Mapping[str, float]) -> dict[str, Any]:
 
 
 def lookup_lines(case: Mapping[str, Any]) -> Iterator[str]:
-    """A warning of each method with a head most of whose accepted tokens were looked up."""
+    """Warnings for methods with a head whose accepted tokens mostly come from prompt lookup."""
     for name, way in case["ways"].items():
         accepted = case["methods"][name]["accepted_by"]
         share = accepted.get(LOOKUP, 0) / max(sum(accepted.values()), 1)
         if way["drafter"] is not None and share > 0.5:
             yield (
                 f"Warning: prompt lookup proposed {share:.0%} of the accepted tokens of {name!r}: "
-                "what it gains is not the head's; measure the head alone, with "
-                "drafters.NAME.tree.lookup_tokens=0, and with a stated tree where it is auto."
+                "the gain is not the head's; measure the head alone with "
+                "drafters.NAME.tree.lookup_tokens=0, and state a tree if it is auto."
             )

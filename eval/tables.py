@@ -1,4 +1,4 @@
-"""The tables of `python -m eval compare`: on a screen, on a page, as CSV and as LaTeX."""
+"""The tables of `python -m eval compare`, for the terminal and as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -43,34 +43,35 @@ _CSV = (
     *("target_calls", "identical"),
 )
 LEGEND = (
-    "speedup: median of the pairs with the baseline; decode, decode only: without prefill. "
-    "acceptance: tokens per target call; lookup, by source: those of them that it proposed. rate "
-    "per depth: drafts accepted of those whose parent was. drafted: tokens per step. MB: least "
-    "that a step reads. calls: of the target. identical: texts that are the baseline's. How to "
-    "read them: docs/evaluation.md."
+    "speedup: median ratio to the baseline in paired runs; decode, decode only: without prefill. "
+    "acceptance: tokens per target call; lookup, by source: those proposed by this source. rate "
+    "per depth: share of drafts accepted, given an accepted parent. drafted: tokens per step. MB: "
+    "minimum read per step. calls: target calls. identical: texts equal to the baseline's. See "
+    "docs/evaluation.md."
 )
 _PREFILL = (
-    "Speeds are of the whole call, with prefill and the way to the host and without compilation; "
-    '"decode only" leaves out prefill and the first token, which it decides. In brackets 95% '
-    "intervals by a paired bootstrap over prompts."
+    "Speeds are of the whole call, including prefill and the transfer to the host, without "
+    'compilation; "decode only" leaves out prefill and the first token, which prefill decides. '
+    "Brackets hold 95% intervals of a paired bootstrap over prompts."
 )
 _ESCAPES = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    # In LaTeX's first encoding of fonts these are other characters.
+    # LaTeX's OT1 font encoding has other characters at these positions.
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    # Behind the end of a row these would belong to its command.
+    # After a row's `\\`, these would be read as its arguments.
     "[": "{[}",
     "*": "{*}",
 } | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """What fits on a screen: for each sampling all prompts, and categories where several are.
+    """Tables for the terminal: for each sampling, all prompts and, if there are several,
+    categories.
 
-    Without the clock it is one table with a column of acceptance lengths for each sampling.
+    Without the clock, one table has a column of acceptance lengths for each sampling.
     """
     cases = report["samplings"]
     if not report["config"]["clock"]:
@@ -105,7 +106,8 @@ def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def page(report: Mapping[str, Any], title: str, notes: Mapping[str, Sequence[str]]) -> str:
-    """Markdown with all tables, and how it was measured; `notes` are by sampling."""
+    """A Markdown page with all tables and the conditions of measurement; `notes` are by
+    sampling."""
     cases, config = report["samplings"], report["config"]
     lines = [title, ""]
     for case in cases:
@@ -161,7 +163,7 @@ def _markdown(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> list
 
 
 def _cells(case: Mapping[str, Any], category: str | None) -> Iterator[dict[str, str]]:
-    """What tables say of every method over the prompts of a category, by column; None is all."""
+    """Table cells of every method by column, over the prompts of a category, or all for None."""
     part = case if category is None else case["categories"][category]
     prompts = [row for row in case["prompts"] if category in (None, row["category"])]
     for name, measures in part["methods"].items():
@@ -209,7 +211,7 @@ def _interval(ends: Sequence[float] | None) -> str:
 
 
 def as_csv(report: Mapping[str, Any]) -> str:
-    """A row for every sampling, category ("" is all prompts) and method; "" is not known."""
+    """CSV with a row per sampling, category ("" for all prompts) and method; "" for unknown."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CSV)
@@ -231,7 +233,7 @@ def as_csv(report: Mapping[str, Any]) -> str:
 
 
 def as_latex(report: Mapping[str, Any]) -> str:
-    """A `tabular` over all prompts, with the rules of the package booktabs."""
+    """A LaTeX `tabular` over all prompts, which needs the package booktabs."""
     lines = [
         r"% \usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * len(_LATEX)}}}",
@@ -248,5 +250,5 @@ def as_latex(report: Mapping[str, Any]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """The text with the characters escaped that LaTeX reads as commands."""
+    """Escape the special characters of LaTeX."""
     return "".join(_ESCAPES.get(character, character) for character in text)

@@ -1,4 +1,4 @@
-"""Whether two texts differ by a numerical tie: what the target chose from where they part."""
+"""Numerical ties: the target's scores at the token where two texts diverge."""
 
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ from .row_sampling import stack_sampling
 
 
 class Scores(NamedTuple):
-    """What the target chooses a row's next token from, and how.
+    """The scores from which the target chooses a row's next token.
 
     Attributes:
-      logits: its scores.
-      noise: of the token's position.
-      sampling: of this row, B = 1.
+      logits: the target's logits.
+      noise: sampling noise of the token's position.
+      sampling: sampling parameters of this row, B = 1.
     """
 
     logits: Float[np.ndarray, " V"]
@@ -36,27 +36,27 @@ class Scores(NamedTuple):
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by."""
+        """The divisor of the logits; 1 for greedy rows."""
         return float(self.sampling.temperature[0]) or 1.0
 
     @property
     def unfiltered(self) -> Float[np.ndarray, " V"]:
-        """By what tokens are chosen where no filter drops them."""
+        """The scores before filters; the largest score that filters keep is chosen."""
         return self.logits / self.temperature + self.noise
 
     def keeps(self, by: Float[np.ndarray, " V"] | float = 0.0) -> Bool[np.ndarray, " V"]:
-        """Which tokens the filters keep, had the logits moved by so much."""
+        """Mask of the tokens that the filters keep if `by` is added to the logits."""
         moved = jnp.asarray(self.logits + by, jnp.float32)[None, None]
-        # Without `jit` the filter would compile its branches anew every time.
+        # Without `jit`, the filter would compile its branches in every call.
         return np.isfinite(jax.jit(filter_logits)(moved, self.sampling)[0, 0])
 
     def may_choose(self, token: int, tolerance: float) -> bool:
-        """Whether it would be chosen, had rounding moved each logit by the tolerance or less.
+        """Whether the token may be chosen if rounding moves each logit by at most the tolerance.
 
-        Filters keep the largest logits. One movement has to make them keep the token, another to
-        make them drop all tokens ahead of it. These two are not one: the largest logit of all may
-        have to fall in the first and to rise in the second. But where the token can also pass the
-        tokens ahead in logits, some movement between the two does both.
+        Filters keep the largest logits. One perturbation must make the filters keep the token, and
+        another must make them drop all tokens with larger scores. The two may differ: the largest
+        logit may have to fall in the first and to rise in the second. But if the token can also
+        overtake these tokens in logits, some perturbation between the two does both.
         """
         logits, scores = self.logits, self.unfiltered
         if not self.keeps(np.where(logits > logits[token], -tolerance, tolerance))[token]:
@@ -71,10 +71,10 @@ class Scores(NamedTuple):
 
 
 def score(target: Target, batch: Batch) -> list[Scores]:
-    """What the target chooses the token after each prompt from."""
+    """Compute the scores of the token after each prompt."""
     rows = check_batch(target.config, batch)
     lengths = np.asarray([len(row.prompt) for row in rows], np.int32)
-    # Whole chunks, and the token after the last one.
+    # Pad to whole chunks, plus the token after the last one.
     tokens = np.zeros((len(rows), slots_for(int(lengths.max()), 1) + 1), np.int32)
     for own, row in zip(tokens, rows, strict=True):
         own[: len(row.prompt)] = row.prompt
@@ -96,7 +96,7 @@ def score(target: Target, batch: Batch) -> list[Scores]:
 def _score(
     target: Target, tokens: Int[Array, "B Splus1"], lengths: Int[Array, " B"], sampling: Sampling
 ) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-    """The logits and the noise that the token after each prompt is chosen by."""
+    """The logits and the noise of the token after each prompt."""
     decoder, V = target.merge(), target.config.vocab_size
     B, S = tokens.shape[0], tokens.shape[1] - 1
     C = min(chunk_length(), S)
@@ -118,9 +118,9 @@ def _score(
 def explain(
     seen: Scores, token: int | None, speculative_token: int | None, tolerance: float
 ) -> dict[str, Any]:
-    """Judge a first divergence; a token is None where the text has ended.
+    """Explain the first divergence of two texts; a token is None if its text has ended.
 
-    The tolerance is in logits, that is in scores times the temperature.
+    The tolerance is in logits, which are scores times the temperature.
     """
     if token is None or speculative_token is None:
         return {"gap": None, "filtered": False, "tie": False}

@@ -1,4 +1,4 @@
-"""Grids of trees in settings, and the fields that tell trees apart in tables."""
+"""Grids of trees in settings, and the fields that identify trees in tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.settings.sections import BuildableSettings
 
-# The fields that identify a tree, with their names in tables.
+# The fields that identify a tree, with their column names in tables.
 TREE = {
     "beam_width": "W",
     "draft_rounds": "R",
@@ -27,7 +27,7 @@ TREE = {
 
 
 def tree_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The sizes of `TREE`, and those of its other fields that differ between rows."""
+    """The sizes of `TREE`, and its other fields if they differ between rows."""
     differs = {name: len({row[name] for row in rows}) > 1 for name in TREE}
     return {name: word for name, word in TREE.items() if differs[name] or len(word) == 1}
 
@@ -39,14 +39,14 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_tuples(value: Any) -> Any:
-    # Pydantic has Python's lists at hand here, which it does not take for tuples.
+    # The value has lists here, which pydantic does not accept as tuples.
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _as_static_tree(value: Any, handle: Callable[[Any], Any]) -> Any:
     try:
         return handle(_as_tuples(value))
-    except ValidationError:  # one for each type that it could be
+    except ValidationError:  # with one error per type of the union
         raise PydanticCustomError(
             "static_tree", "Input should be true, false or paths such as [[0], [1], [0, 0]]"
         ) from None
@@ -56,9 +56,9 @@ type Values[T] = Annotated[list[T], BeforeValidator(_as_list)]
 
 
 class TreeGrid(BuildableSettings):
-    """Trees of every combination of these fields of `TreeConfig`, each a value or a list of them.
+    """A grid of trees: every combination of `TreeConfig` fields, each a value or a list of values.
 
-    The first field changes last; `static_tree` is one value.
+    The first field varies slowest; `static_tree` is a single value.
     """
 
     beam_width: Values[int] = [TreeConfig.beam_width]
@@ -75,7 +75,7 @@ class TreeGrid(BuildableSettings):
     )
 
     def build(self) -> list[TreeConfig]:
-        """The library's configuration of every tree, its budget written out; none comes twice."""
+        """Build the distinct trees of the grid, with their budget as `num_nodes`."""
         lists = {name: value if isinstance(value, list) else [value] for name, value in self}
         trees = (
             TreeConfig(**dict(zip(lists, one, strict=True))) for one in product(*lists.values())
@@ -84,13 +84,13 @@ class TreeGrid(BuildableSettings):
 
 
 def with_budget(tree: TreeConfig) -> TreeConfig:
-    """The same tree with its budget as `num_nodes`, and `rerank` only if it adds extensions."""
-    if isinstance(tree.static_tree, tuple):  # the paths are the nodes
+    """Normalize a tree: set `num_nodes` to its budget, and `rerank` only if it has an effect."""
+    if isinstance(tree.static_tree, tuple):  # its paths are its nodes
         return tree
     rerank = tree.extensions > tree.beam_width
     return replace(tree, num_nodes=tree.budget, rerank=rerank)
 
 
 def build_all(grids: Iterable[TreeGrid]) -> list[TreeConfig]:
-    """The trees of all grids, in their order; none comes twice."""
+    """Build the distinct trees of all grids, in order."""
     return list(dict.fromkeys(tree for grid in grids for tree in grid.build()))

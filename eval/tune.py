@@ -1,7 +1,7 @@
-"""`python -m eval tune`: the fastest tree for each batch size and temperature, into `draft.yaml`.
+"""`python -m eval tune`: write the fastest tree for each batch size and temperature to a file.
 
-Trees decode the prompts in turns with the baseline. Those that do well take more turns, and trees
-like them join, as `halving.py` says. Nothing is predicted, so it serves every kind of drafter.
+Trees and the baseline decode the prompts in turns. Fast trees take more turns, and similar trees
+join (see `halving.py`). Nothing is predicted, so this works for every kind of drafter.
 """
 
 import math
@@ -37,34 +37,35 @@ from .tuned import Candidate, choose, table, verdict
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call, bonus token included, over the turns",
-    "cost": "of a decode step in baseline steps: median over turns",
-    "predicted": "speed-up: acceptance length / cost",
-    "turns": "in how many the tree and the baseline decoded a batch one after the other",
-    "faster": "in how many of them the tree was faster",
+    "cost": "cost of a decode step in baseline steps: median over turns",
+    "predicted": "predicted speed-up: acceptance length / cost",
+    "turns": "number of turns, in which the tree and the baseline decode a batch one after the "
+    "other",
+    "faster": "number of turns in which the tree was faster",
     "measured": "quartiles over turns of the ratio to the baseline's tokens per second without "
     "prefill",
     "accepted_by": "accepted tokens by the source that proposed them, over the turns",
-    "chosen": "the finalist of the largest median, of those that have a lower quartile above 1 and "
-    "of which something was accepted; where there is none, the baseline",
+    "chosen": "the finalist with the largest median among those with a lower quartile above 1 and "
+    "at least one accepted token; the baseline if there is none",
 }
 _LEGEND = (
-    "length: acceptance length, tokens per target call. step: what a decode step costs, in "
+    "length: acceptance length, tokens per target call. step: cost of a decode step, in "
     "baseline steps. measured: speed-up over the baseline, without prefill."
 )
 
 _BATCH_SIZES = (1, 2, 4, 8)
-# Fewest turns of a finalist: quartiles of fewer mean little.
+# Minimum turns of a finalist: quartiles of fewer values mean little.
 _TURNS = 8
 
 
 def tune(settings: TuneSettings) -> None:
-    """Measure trees; write the table and a report.
+    """Measure trees, and write the table and a report.
 
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
     """
     if settings.mesh.build() is not None:
-        raise InputError("eval tune measures one device; leave mesh out, and start one process.")
+        raise InputError("eval tune measures one device; leave mesh out and start one process.")
     started = time.perf_counter()
     trees = build_all(settings.trees)
     output = _output(settings)
@@ -93,14 +94,14 @@ def tune(settings: TuneSettings) -> None:
         batches = make_batches(asked, batch_size, sampling, settings)
         whole = [batch for batch in batches if len(batch.prompts) == batch_size]
         pair = _Pair(target, drafter, whole, settings, name)
-        # One row shares its nodes with nobody.
+        # A single row cannot share its nodes.
         own = [tree for tree in trees if batch_size > 1 or not tree.shared_nodes(1)] or trees
-        # What did well in the setting before is tried first.
+        # Try the best trees of the previous setting first.
         first = [tree for tree in leaders if tree in own]
         entrants = list(dict.fromkeys([*first, *pick_diverse(own, settings.entrants)]))
         candidates = pair.find(own, entrants[: settings.entrants], seconds)
         leaders = [one.tree for one in candidates[: -(-settings.entrants // 2)]]
-        # Where the time was over others have fewer turns, too few to be chosen.
+        # After the time limit, other trees have fewer turns, too few to be chosen.
         finalists = [
             one for one in candidates[: settings.finalists] if one.turns == candidates[0].turns
         ]
@@ -142,7 +143,7 @@ def tune(settings: TuneSettings) -> None:
 
 
 class _Pair:
-    """The target and the drafter on the prompts of one batch size and sampling."""
+    """Measurements of the pair on the prompts at one batch size and sampling."""
 
     def __init__(
         self,
@@ -156,16 +157,16 @@ class _Pair:
         self._settings, self._name = settings, name
         baseline = drafting(target, drafter, None)
         shapes = [state_shape(baseline, batch) for batch in batches]
-        # Those of the commonest shape first: a tree's first turns need one program.
+        # Batches of the commonest shape first, so that a tree's first turns need one program.
         self._batches = [
             batches[at]
             for at in sorted(range(len(batches)), key=lambda at: -shapes.count(shapes[at]))
         ]
         self._runs: dict[TreeConfig, list[tuple[Run, Run]]] = {}
         self._warm: set[tuple[TreeConfig | None, tuple[int, ...]]] = set()
-        # What there was time for; empty where it was enough for all.
+        # What was measured before the time limit; empty if everything was.
         self.unfinished = ""
-        # The baseline's, by the number of the batch.
+        # Texts of the baseline, by batch.
         self._texts: dict[int, list[list[int]]] = {}
 
     def find(
@@ -174,10 +175,10 @@ class _Pair:
         entrants: Sequence[TreeConfig],
         seconds: float | None,
     ) -> list[Candidate]:
-        """The trees that were measured, in so many seconds if a number is given; see `halving`.
+        """Search for the fastest tree within `seconds`, if given; returns the measured trees.
 
-        In no seconds or less it is one tree, with the fewest turns. A program that is compiled
-        when the seconds end is compiled to its end.
+        With 0 seconds or less, one tree is measured in the minimum number of turns. A compilation
+        that has begun is finished. See `halving`.
         """
         begun = time.perf_counter()
         turns = self._settings.pairs or max(_TURNS, len(self._batches))
@@ -197,19 +198,19 @@ class _Pair:
         return [self._candidate(one) for one in found]
 
     def texts(self, stops: Collection[int]) -> Texts:
-        """What the baseline's texts tell of a head; `stops` end them."""
+        """Counts of the baseline's texts, for the verdict; the tokens `stops` end a text."""
         every = [text for texts in self._texts.values() for text in texts]
         repeating = sum(map(repeats_itself, every))
         return Texts(len(every), repeating, sum(ends_at_once(text, stops) for text in every))
 
     def _prepare(self, tree: TreeConfig, turn: int) -> None:
-        """Compile for the batch of a turn, untimed."""
+        """Compile a tree and the baseline for the batch of a turn, untimed."""
         batch = self._batches[turn % len(self._batches)]
         for one in (None, tree):
             self._warm_up(one, batch)
 
     def _warm_up(self, tree: TreeConfig | None, batch: Batch) -> Method:
-        """The method, compiled for the batch."""
+        """Return the method for a tree, compiled for the batch."""
         method = drafting(self._target, self._drafter, tree)
         shape = tree, state_shape(method, batch)
         if shape not in self._warm:
@@ -218,7 +219,7 @@ class _Pair:
         return method
 
     def _measure(self, trees: Sequence[TreeConfig], turn: int) -> list[float]:
-        """The speed-ups of these trees on one batch, which each decodes after the other."""
+        """Decode one batch with the baseline and each tree, and return the trees' speed-ups."""
         number = turn % len(self._batches)
         batch = self._batches[number]
         every = [self._warm_up(tree, batch) for tree in (None, *trees)]
@@ -232,17 +233,17 @@ class _Pair:
         return [_speedup(runs[index], runs[0]) for index in range(1, len(every))]
 
     def _candidate(self, tried: Tried) -> Candidate:
-        """What was measured of a tree.
+        """Summarize the measurements of a tree.
 
         Raises:
-          InputError: nothing was decoded after prefill.
+          InputError: no token was decoded after prefill.
         """
         runs = [pair for pair in self._runs[tried.tree] if pair[1].decoded_tokens]
         if not runs:
             raise InputError(
                 f"{self._settings.prompts}: every answer ends at its first token ({self._name}), "
-                "so that there is nothing to measure; raise max_new_tokens, or give other prompts "
-                "or another chat_template."
+                "so there is nothing to measure; raise max_new_tokens, or use other prompts or "
+                "another chat_template."
             )
         counted = count_accepted([own for own, _ in runs])
         length = counted["acceptance_length"]
@@ -256,7 +257,7 @@ class _Pair:
 
 
 def _speedup(own: Run, baseline: Run) -> float:
-    """The ratio of tokens per second without prefill; the texts are the same."""
+    """Ratio of tokens per second without prefill."""
     if not baseline.decoded_tokens:
         return math.nan
     rates = [run.decoded_tokens / run.decode_seconds for run in (own, baseline)]
@@ -269,34 +270,34 @@ def _cost(run: Run) -> float:
 
 
 def _batch_sizes(settings: TuneSettings) -> list[int]:
-    """Those that are tuned for.
+    """The batch sizes to tune for.
 
     Raises:
-      InputError: there are too few prompts for one, which would be measured with fewer rows.
+      InputError: there are fewer prompts than a batch size.
     """
     prompts = len(read_prompts(settings.prompts, settings.prompt_count))
     if settings.batch_sizes is None:
         return [size for size in _BATCH_SIZES if size <= prompts]
     if max(settings.batch_sizes) > prompts:
         raise InputError(
-            f"batch_sizes has {max(settings.batch_sizes)}, but only {prompts} prompts are asked; "
-            "give as many, or smaller batch_sizes."
+            f"batch_sizes has {max(settings.batch_sizes)}, but there are only {prompts} prompts; "
+            "give more prompts, or smaller batch_sizes."
         )
     return settings.batch_sizes
 
 
 def _output(settings: TuneSettings) -> Path:
-    """Where the table goes.
+    """Path of the table.
 
     Raises:
-      InputError: there is no folder for it.
+      InputError: the folder of the table does not exist, or the path is a folder.
     """
     output = settings.output or Path(settings.drafter) / TREE_TABLE
     if not output.parent.is_dir():
         why = f"the folder {output.parent} is missing"
         if settings.output is None:
-            why = f"drafter is {settings.drafter}, no folder here; train it, or if it is on the hub"
-        raise InputError(f"{why}, give output=FILE for the trees.")
+            why = f"drafter is {settings.drafter}, not a local folder; train it, or for a hub id"
+        raise InputError(f"{why}, set output=FILE for the trees.")
     if output.is_dir():
-        raise InputError(f"output is {output}, a folder; give output=FILE for the trees.")
+        raise InputError(f"output is {output}, a folder; set output=FILE for the trees.")
     return output

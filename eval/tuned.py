@@ -1,4 +1,4 @@
-"""What `python -m eval tune` has found: the tree that is chosen, the table and the verdicts."""
+"""Results of `python -m eval tune`: the chosen tree, the table and the verdicts."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -14,7 +14,7 @@ from .trees import tree_columns
 
 
 class Candidate(NamedTuple):
-    """A tree at one batch size and sampling, as it was measured; see `eval.tune.DEFINITIONS`."""
+    """Measurements of a tree at one batch size and sampling; see `eval.tune.DEFINITIONS`."""
 
     tree: TreeConfig
     acceptance_length: float
@@ -27,18 +27,18 @@ class Candidate(NamedTuple):
 
 
 def choose(finalists: Sequence[Candidate]) -> Candidate | None:
-    """The fastest of those that beat the baseline beyond noise; None if none does.
+    """Choose the fastest finalist that beats the baseline beyond noise; None if there is none.
 
-    A tree of which nothing was accepted is none of them: its ratio is the machine's noise.
+    A tree without accepted tokens is never chosen, since its speed-up is noise.
     """
     faster = [one for one in finalists if one.measured[0] > 1 and any(one.accepted_by.values())]
     return max(faster, key=lambda one: one.measured[1], default=None)
 
 
 def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts) -> str:
-    """A sentence on the chosen tree, or on the finalists where the baseline was chosen.
+    """A sentence on the chosen tree, or on the finalists if the baseline was chosen.
 
-    `texts` are the baseline's, of the prompts that were decoded.
+    `texts` are counts of the baseline's texts.
     """
     judged = finalists if best is None else [best]
     ways = [
@@ -72,7 +72,7 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A row per finalist, with the one that was chosen."""
+    """A table with a row per finalist, in which the chosen one is marked."""
     sizes = tree_columns(rows)
     numbers = {"acceptance_length": "length", "cost": "step"}
     cells = []

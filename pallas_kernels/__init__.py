@@ -1,1 +1,1 @@
-"""GPU kernels under plain-array contracts; imports JAX alone."""
+"""GPU kernels with plain-array interfaces; depends only on JAX."""

@@ -1,11 +1,11 @@
-"""Compile for a named GPU on a machine that has none, and read what the compiler says of it.
+"""Ahead-of-time compilation for a GPU that is not present, with the compiler's statistics.
 
     mesh = gpu_mesh("h200")                       # or ("h200", (2, 4), ("data", "model"))
     compiled = compile_on(mesh, jax.jit(f), x, y)
     compiled.memory.temp_size_in_bytes, compiled.hlo, compiled.kernels
 
-Needs the packages of the extra `aot` and JAX on the CPU. Nothing is autotuned and nothing is run:
-the matrix products of a real card may be tiled otherwise.
+This needs the packages of the extra `aot` and JAX on the CPU. Nothing is autotuned or run, so
+matrix products may be tiled differently on a real card.
 """
 
 import ctypes
@@ -28,11 +28,11 @@ from pallas_kernels.gpus import GPUS
 
 
 class AotUnavailableError(RuntimeError):
-    """This process cannot compile for a GPU that is not there; the message says why."""
+    """Raised if this process cannot compile for an absent GPU; the message says why."""
 
 
 class Kernel(NamedTuple):
-    """What ptxas says of one Mosaic kernel: registers per thread, and bytes spilled from them."""
+    """Statistics of a Mosaic kernel from ptxas: registers per thread, and bytes of spills."""
 
     name: str
     registers: int
@@ -43,10 +43,10 @@ class Kernel(NamedTuple):
 class Compilation(NamedTuple):
     """A compiled program."""
 
-    memory: Any  # JAX's CompiledMemoryStats, of one device; its arguments include donated ones
+    memory: Any  # JAX's CompiledMemoryStats per device; its arguments include donated ones
     hlo: str  # the optimised HLO
-    thunks: str  # what the runtime launches, a line each, nested: command buffers, kernels, copies
-    kernels: tuple[Kernel, ...]  # its Mosaic kernels; XLA's own are not listed
+    thunks: str  # the runtime's launches, one per line, nested: command buffers, kernels, copies
+    kernels: tuple[Kernel, ...]  # the Mosaic kernels, without XLA's own
 
 
 def why_unavailable() -> str | None:
@@ -56,24 +56,24 @@ def why_unavailable() -> str | None:
     except ModuleNotFoundError:
         plugin = None
     if plugin is None:
-        return "The compiler for GPUs is not installed; in a checkout `make aot` installs it."
+        return "The GPU compiler is not installed; install it with `make aot` in a checkout."
     if (platforms := jax.config.jax_platforms) == "cpu":
         return None
     return (
-        f"JAX_PLATFORMS is {platforms or 'not set'}; compiling for a GPU that is not there needs "
-        "JAX_PLATFORMS=cpu in the environment."
+        f"JAX_PLATFORMS is {platforms or 'not set'}; set JAX_PLATFORMS=cpu in the environment to "
+        "compile for an absent GPU."
     )
 
 
 def gpu_mesh(gpu: str, shape: Sequence[int] = (1,), axes: Sequence[str] = ("device",)) -> Mesh:
-    """A mesh of GPUs that exist on paper alone, so many along each axis; `GPUS` names them.
+    """Make a mesh of absent GPUs with this shape; `gpu` is a key of `GPUS`.
 
     Raises:
       ValueError: the GPU is not known.
       AotUnavailableError: packages are missing, or JAX is not on the CPU.
     """
     if gpu not in GPUS:
-        raise ValueError(f"GPU {gpu!r} is not known; the known ones are {', '.join(GPUS)}.")
+        raise ValueError(f"GPU {gpu!r} is not known; use one of {', '.join(GPUS)}.")
     if reason := why_unavailable():
         raise AotUnavailableError(reason)
     topology = topologies.get_topology_desc(
@@ -90,15 +90,15 @@ def compile_on(
 ) -> Compilation:
     """Compile a jitted function for the devices of `gpu_mesh`.
 
-    Not for several threads at once: the output of the process is captured meanwhile. Mosaic kernels
-    compile for one compute capability per process, that of the first one.
+    This is not thread-safe: it captures the output of the process. Mosaic kernels compile for one
+    compute capability per process, that of the first kernel.
 
     Args:
-      mesh: from `gpu_mesh`.
-      function: from `jax.jit`, its donated and static arguments named there.
-      arguments: arrays or `jax.ShapeDtypeStruct`s, in pytrees; what has no sharding over `mesh`
-        is replicated. Static arguments go through as they are.
-      keywords: as arguments.
+      mesh: mesh from `gpu_mesh`.
+      function: function from `jax.jit`, with its donated and static arguments declared there.
+      arguments: pytrees of arrays or `jax.ShapeDtypeStruct`s; leaves without a sharding over `mesh`
+        are replicated. Static arguments are passed on unchanged.
+      keywords: keyword arguments, likewise.
     """
 
     def place(leaf: Any) -> Any:
@@ -111,13 +111,13 @@ def compile_on(
 
     arguments, keywords = jax.tree.map(place, (arguments, keywords))
 
-    # A kernel that this process compiled before would come from a cache, and ptxas be silent.
+    # Kernels from JAX's caches would not be compiled again, so ptxas would not report them.
     jax.clear_caches()
     with tempfile.TemporaryDirectory() as folder, _captured_output() as output, jax.set_mesh(mesh):
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         lowered = function.lower(*arguments, **keywords)  # pyright: ignore[reportFunctionMemberAccess]
         compiled = lowered.compile(compiler_options=dump)
-        # The second is written only where command buffers were formed.
+        # The second dump exists only if command buffers were formed.
         names = "*.thunk_sequence.txt", "*.thunk_sequence_after_*.txt"
         dumps = [dump.read_text() for name in names for dump in Path(folder).glob(name)]
     memory, kernels = compiled.memory_analysis(), read_ptxas("".join(output))
@@ -133,7 +133,7 @@ _PTXAS = re.compile(
 
 
 def read_ptxas(output: str) -> tuple[Kernel, ...]:
-    """The kernels in what `ptxas -v` printed."""
+    """Parse the kernels in the output of `ptxas -v`."""
     return tuple(
         Kernel(found["name"], int(found["registers"]), int(found["stores"]), int(found["loads"]))
         for found in _PTXAS.finditer(output)
@@ -142,9 +142,9 @@ def read_ptxas(output: str) -> tuple[Kernel, ...]:
 
 @contextmanager
 def _captured_output() -> Generator[list[str]]:
-    """Capture what the process prints, from C++ too: ptxas's report is in it.
+    """Capture the output of the process, including C++, which contains ptxas's report.
 
-    All but that report is printed at the end.
+    At the end everything except that report is printed.
     """
     output: list[str] = []
     sys.stdout.flush()
@@ -156,7 +156,7 @@ def _captured_output() -> Generator[list[str]]:
             yield output
         finally:
             sys.stdout.flush()
-            ctypes.CDLL(None).fflush(None)  # the C library has a buffer of its own
+            ctypes.CDLL(None).fflush(None)  # the C library has its own buffer
             os.dup2(stdout, 1)
             os.close(stdout)
             del os.environ["MOSAIC_GPU_DUMP_PTXAS"]

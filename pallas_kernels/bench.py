@@ -1,17 +1,18 @@
-"""`python -m pallas_kernels.bench`: how near tree attention comes to the card's copy rate.
+"""`python -m pallas_kernels.bench`: bandwidth of tree attention, relative to a copy.
 
-The kernel and the reference see the same S tokens, of which the last N are nodes of a tree. How it
-is timed:
+The kernel and the reference attend to the same S tokens, of which the last N are nodes of a tree.
+Timing works as follows:
 
 - One program calls attention many times (`timing.repeat`). The outputs of a call are the queries
-  of the next: XLA can neither move a call out of the loop nor drop one. What depends on neither
-  queries nor lengths, such as the mask as bits, is computed once, before the loop.
-- The GPU would keep a small cache in its second-level cache. So the calls take turns over as many
-  caches as together have two and a half times the 50 MiB of an H100 or H200.
+  of the next, so that XLA can neither hoist nor drop a call. Values that depend on neither queries
+  nor lengths, such as the bit mask, are computed once before the loop.
+- A small key-value cache would stay in the GPU's L2 cache. So the calls rotate over several
+  key-value caches, with two and a half times the 50 MiB L2 cache of an H100 or H200 in total.
 - All candidates and a copy take turns in every repeat (`timing.take_turns`).
-- The rate is the keys and values of S tokens, once, over the time of a call. Its share is that
-  rate over what the copy read and wrote per second in the same repeat; reading alone may be a
-  little faster than copying. Medians over repeats, with quartiles.
+- The rate is the bytes of the keys and values of S tokens, counted once, over the time of a call.
+  Its share is the rate over the bytes that the copy read and wrote per second in the same repeat;
+  reading alone may be a little faster than copying. Results are medians over repeats, with
+  quartiles.
 """
 
 import argparse
@@ -31,15 +32,15 @@ from pallas_kernels.tree_attention import PAGE, tree_attention
 HEADS = {"llama-3.1-8b": (32, 8, 128), "vicuna-7b": (32, 32, 128)}
 CANDIDATES = ("mosaic_gpu", "reference")
 DEFINITIONS = {
-    "cache_bytes": "keys and values of S tokens, once: 2 x B x K x S x H elements",
-    "microseconds": "of one call within a program: lower quartile, median, upper quartile",
+    "cache_bytes": "bytes of the keys and values of S tokens: 2 x B x K x S x H elements",
+    "microseconds": "time of one call within a program: lower quartile, median, upper quartile",
     "gigabytes_per_second": "cache_bytes / median time",
 }
 COLUMNS = {"heads": "heads", "batch": "B", "slots": "S", "nodes": "N"}
 
 
 class Case(NamedTuple):
-    """Shapes of one call: S keys to see, the last N of them the tree's own."""
+    """Shapes of one call, with S keys per row, of which the last N are tree nodes."""
 
     query_heads: int
     key_heads: int
@@ -51,13 +52,13 @@ class Case(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """The keys and values of S tokens, once: what every implementation must read."""
+        """Bytes of the keys and values of S tokens, which every implementation must read."""
         size = 2 * self.batch * self.key_heads * self.slots * self.head_dim
         return size * jnp.dtype(self.dtype).itemsize
 
 
 class Inputs(NamedTuple):
-    """Of `tree_attention`, with pairs of keys and values that are read in turns."""
+    """Inputs of `tree_attention`, with pairs of key and value caches that are read in turns."""
 
     q: Float[Array, "B N Q H"]
     caches: tuple[tuple[Array, Array], ...]
@@ -67,7 +68,7 @@ class Inputs(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command: exit code 2 and one sentence for values that cannot be used."""
+    """Run the benchmark; unusable arguments exit with code 2 and a one-sentence error."""
     settings = _parse(arguments)
     shapes = product(settings.heads, settings.batch, settings.slots, settings.nodes)
     rows = (measure(settings, *shape) for shape in shapes)
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(
     settings: argparse.Namespace, heads: str, batch: int, slots: int, nodes: int
 ) -> dict[str, Any]:
-    """One row of the report: every candidate on one shape, beside a copy."""
+    """Measure every candidate and a copy on one shape; returns a row of the report."""
     case = Case(*HEADS[heads], batch, slots, nodes, settings.dtype)
 
     def prepare(name: str, caches: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
@@ -88,7 +89,7 @@ def measure(
 
 
 def draw_inputs(case: Case, caches: int) -> Inputs:
-    """Random arrays, of which S - N tokens are cached and N are the tree's."""
+    """Draw random inputs with S - N cached tokens and N tree nodes."""
     keys = iter(jax.random.split(jax.random.key(0), 2 * caches + 4))
     B, N, K, S, H = case.batch, case.nodes, case.key_heads, case.slots, case.head_dim
 
@@ -99,18 +100,18 @@ def draw_inputs(case: Case, caches: int) -> Inputs:
     M = -(-S // PAGE)
     pages = B * M, K, PAGE, H
     pairs = tuple((draw(*pages), draw(*pages)) for _ in range(caches))
-    # Pages lie anywhere, as those of a server.
+    # Pages are in random order, as in a server.
     table = jax.random.permutation(next(keys), B * M).reshape(B, M)
-    # A chain: the shape of a tree costs nothing.
+    # A chain, since the shape of a tree does not affect the time.
     mask = jnp.broadcast_to(jnp.tri(N, dtype=bool), (B, N, N))
     tree = draw(B, N, K, H), draw(B, N, K, H), mask
     return Inputs(q, pairs, table, jnp.full(B, S - N, jnp.int32), tree)
 
 
 def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
-    """From `Inputs` and 0 to the last outputs; every turn reads each of the caches once.
+    """Make a program that maps `Inputs` and 0 to the last outputs; a turn reads each cache once.
 
-    The outputs of one call are the queries of the next, so no call can start before it.
+    The outputs of one call are the queries of the next, so that calls run in sequence.
     """
 
     @jax.jit  # traced and lowered once for all caches
@@ -135,9 +136,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     for name, default, words in (
-        ("--nodes", [1, 7, 32, 64], "N, root included"),
-        ("--slots", [1024, 8192, 32768], "S, tokens attended to, tree nodes included"),
-        ("--batch", [1, 8], "rows"),
+        ("--nodes", [1, 7, 32, 64], "N, including the root"),
+        ("--slots", [1024, 8192, 32768], "S, tokens attended to, including tree nodes"),
+        ("--batch", [1, 8], "B, number of rows"),
     ):
         parser.add_argument(name, type=int, nargs="+", default=default, help=words)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")

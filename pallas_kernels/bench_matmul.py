@@ -1,11 +1,11 @@
-"""`python -m pallas_kernels.bench_matmul`: how near grouped products come to the card's copy rate.
+"""`python -m pallas_kernels.bench_matmul`: bandwidth of grouped products, relative to a copy.
 
-What is timed is a pair of products as a feed-forward block has them: from the model's width to the
-inner one and back, each rounded to bfloat16, so that one's result is the next one's rows. Weights
-are int4 with a scale and a minimum per group; for comparison the same shapes in bfloat16. As in
-`pallas_kernels.bench`, one program calls a pair many times, over as many weights in turns as
-together exceed the second-level cache, and candidates and a copy take turns in every repeat. The
-rate is the bytes of both int4 weights over the time of a pair, for every candidate.
+The benchmark times a pair of products as in a feed-forward block: from the model's width to the
+inner width and back. Each result is rounded to bfloat16 and is the input of the next product.
+Weights are int4 with a scale and a minimum per group; the same shapes in bfloat16 are timed for
+comparison. As in `pallas_kernels.bench`, one program calls pairs many times, rotating over weights
+that together exceed the L2 cache, and candidates and a copy take turns in every repeat. For every
+candidate, the rate is the bytes of both int4 weights over the time of a pair.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from pallas_kernels.bench_report import measure_candidates, parse_arguments, req
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.timing import repeat
 
-# The model's width, and that inside of its feed-forward block.
+# Width of the model, and inner width of its feed-forward block.
 WIDTHS = {"llama-3.1-8b": (4096, 14336), "vicuna-7b": (4096, 11008)}
 CANDIDATES = ("mosaic_gpu", "reference", "bfloat16")
 DEFINITIONS = {
-    "weight_bytes": "codes, scales and minima of both int4 weights of a pair",
-    "microseconds": "of a pair of products: lower quartile, median, upper quartile",
-    "gigabytes_per_second": "weight_bytes / median time, of the bfloat16 weights too",
+    "weight_bytes": "bytes of codes, scales and minima of both int4 weights of a pair",
+    "microseconds": "time of a pair of products: lower quartile, median, upper quartile",
+    "gigabytes_per_second": "weight_bytes / median time, also for bfloat16 weights",
 }
 COLUMNS = {"weights": "weights", "nodes": "N"}
 
@@ -42,13 +42,14 @@ class Case(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Half a byte for each code, and four for the scale and the minimum of each group."""
+        """Bytes of both weights: half a byte per code, and four bytes per group for scale and
+        minimum."""
         numbers = 2 * self.width * self.inner
         return numbers // 2 + 4 * numbers // self.group
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command: exit code 2 and one sentence for values that cannot be used."""
+    """Run the benchmark; unusable arguments exit with code 2 and a one-sentence error."""
     settings = _parse(arguments)
     shapes = product(settings.weights, settings.nodes)
     rows = (measure(settings, *shape) for shape in shapes)
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(settings: argparse.Namespace, weights: str, nodes: int) -> dict[str, Any]:
-    """One row of the report: every candidate on one shape, beside a copy."""
+    """Measure every candidate and a copy on one shape; returns a row of the report."""
     case = Case(*WIDTHS[weights], nodes, settings.group)
 
     def prepare(name: str, count: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
@@ -70,11 +71,11 @@ def measure(settings: argparse.Namespace, weights: str, nodes: int) -> dict[str,
 def draw_inputs(
     case: Case, count: int, *, plain: bool
 ) -> tuple[Float[Array, "N width"], tuple[Any, ...]]:
-    """Random rows, and pairs of weights: codes with scales and minima, or plain bfloat16."""
+    """Draw random rows and pairs of weights: codes with scales and minima, or plain bfloat16."""
     keys = iter(jax.random.split(jax.random.key(0), 2 * count + 1))
 
     def draw(inputs: int, outputs: int) -> Any:
-        # Products keep the size of the rows.
+        # This scale keeps the norm of the rows.
         size = inputs**-0.5
         if plain:
             return size * jax.random.normal(next(keys), (inputs, outputs), jnp.bfloat16)
@@ -88,7 +89,8 @@ def draw_inputs(
 
 
 def pair_program(name: str, turns: int) -> Callable[..., Array]:
-    """From rows, pairs of weights and 0 to the last rows; every turn reads each pair once."""
+    """Make a program that maps rows, pairs of weights and 0 to rows; a turn reads each pair
+    once."""
 
     def multiply(x: Float[Array, "N I"], weight: Any) -> Float[Array, "N O"]:
         if name == "bfloat16":

@@ -1,4 +1,4 @@
-"""What the benches of kernels share: candidates in turns with a copy, a table, a JSON report."""
+"""Common parts of the kernel benchmarks: timing beside a copy, a table and a JSON report."""
 
 import argparse
 import json
@@ -18,31 +18,32 @@ from jaxtyping import Array, Int, UInt
 
 from pallas_kernels.timing import repeat, take_turns
 
-# Bytes of all arrays together that calls read in turns: two and a half times the second-level
-# cache of an H100 or H200, in which the GPU would keep a small array.
+# Total bytes of the arrays that calls read in turns: two and a half times the L2 cache of an H100
+# or H200, in which a small array would stay.
 READ = 128 * 2**20
-# Bytes of the array that is copied, and of what one timed run reads and writes.
+# Bytes of the copied array, and bytes that one timed run reads and writes.
 COPIED, RUN = 2**30, 32 * 10**9
 DEFINITIONS = {
     "share_of_copy": "rate / copy_gigabytes_per_second of the same repeat; quartiles",
-    "difference": "norm of the difference to the reference's outputs / norm of those; null where "
-    "it is not finite, absent where there is none to compare with",
-    "not_run": "why there is no number",
+    "difference": "norm of the difference to the reference's outputs / norm of the reference's "
+    "outputs; null if not finite, absent if there is no reference",
+    "not_run": "why the candidate did not run",
     "copy_gigabytes_per_second": "bytes read and written per second by the copy; quartiles",
 }
 _CELLS = "  {:<12}{:>10}{:>10}{:>8}{:>12}"
 
-# From a candidate's name, how many arrays its calls read in turns, and how often, to a program and
-# its arguments but the last, which is 0.
+# Maps a candidate's name, the number of arrays that calls read in turns, and the number of turns to
+# a program and its arguments, except the last argument, which is 0.
 Prepare = Callable[[str, int, int], tuple[Callable[..., Array], tuple[Any, ...]]]
 
 
 def measure_candidates(
     names: Sequence[str], prepare: Prepare, size: int, repeats: int, other: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """How fast each candidate reads, beside a copy, and how far it is from the one "reference".
+    """Time each candidate beside a copy, and compare its output with the candidate "reference".
 
-    A call reads `size` bytes. The `other` candidates compute something else than the reference.
+    A call reads `size` bytes. The `other` candidates compute something different and are not
+    compared.
     """
     arrays = max(1, math.ceil(READ / size))
     turns = max(1, round(RUN / (arrays * size)))
@@ -68,7 +69,7 @@ def measure_candidates(
     copy, array = copy_program(copies), [jnp.zeros(COPIED // 4, jnp.uint32)]
 
     def copy_again() -> Any:
-        """It is given the array that the run before returned: nothing is allocated."""
+        """Copy the array that the previous run returned, so that nothing is allocated."""
         array[0] = copy(array[0], zero)
         return array[0]
 
@@ -92,7 +93,7 @@ def measure_candidates(
 
 
 def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
-    """Reads and writes the whole array in every turn; the array is donated."""
+    """Make a program that reads and writes its whole array, which is donated, in every turn."""
 
     def run(array: UInt[Array, " n"], zero: Int[Array, ""]) -> UInt[Array, " n"]:
         return repeat(
@@ -103,7 +104,7 @@ def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
 
 
 def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
-    """Seconds of one run; compiled and run once here."""
+    """A function that runs the program and returns the seconds; compiles and warms up."""
 
     def run() -> float:
         started = time.perf_counter()
@@ -115,7 +116,7 @@ def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
 
 
 def _quartiles(values: np.ndarray) -> list[float]:
-    """The lower one, the median and the upper one."""
+    """Lower quartile, median and upper quartile."""
     return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
@@ -126,14 +127,14 @@ def run_bench(
     rows: Iterable[dict[str, Any]],
     definitions: Mapping[str, str],
 ) -> None:
-    """Print the table as its rows come, then write them as JSON, if `--output` asks for it.
+    """Print the table row by row, then write the JSON report if `--output` is given.
 
     Args:
-      settings: from `parse`.
-      numbers: the format of what is read.
-      columns: what names a shape: from keys of a row to the heads of their columns.
-      rows: each a shape and what `measure_candidates` returns.
-      definitions: of what this bench alone has in a row.
+      settings: settings from `parse_arguments`.
+      numbers: number format of the data, for the heading.
+      columns: keys of a row that identify a shape, with their column headings.
+      rows: rows with a shape and the result of `measure_candidates`.
+      definitions: definitions of the fields that only this benchmark has.
     """
     device = jax.devices()[0]
     layout = "{:<14}" + "{:>7}" * (len(columns) - 1)
@@ -161,7 +162,7 @@ def run_bench(
 
 
 def _show(shape: str, row: Mapping[str, Any]) -> None:
-    """Lines of the table for a shape, the copy's own last."""
+    """Print the lines of the table for a shape, the copy last."""
     for name, one in row["candidates"].items():
         if "not_run" in one:
             print(shape + _CELLS.format(name, "not run", "", "", ""), one["not_run"])
@@ -178,24 +179,26 @@ def _show(shape: str, row: Mapping[str, Any]) -> None:
 def parse_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, counts: Sequence[str]
 ) -> argparse.Namespace:
-    """The arguments, `--repeats` and `--output` among them; exit code 2 where one cannot be used.
+    """Add `--repeats` and `--output` and parse; unusable arguments exit with code 2.
 
-    Those that `counts` names must be 1 or more.
+    The arguments named in `counts` must be 1 or more.
     """
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     settings = parser.parse_args(arguments)
     for name in (*counts, "repeats"):
         if (least := np.min(getattr(settings, name))) < 1:
-            parser.error(f"--{name} {least} must be 1 or more.")
+            parser.error(f"--{name} is {least}, but must be 1 or more.")
     if settings.output and not settings.output.parent.is_dir():
-        parser.error(f"--output {settings.output}: there is no folder {settings.output.parent}.")
+        parser.error(
+            f"--output {settings.output}: create the folder {settings.output.parent} first."
+        )
     if settings.output and settings.output.is_dir():
-        parser.error(f"--output {settings.output} is a folder; name a file in it.")
+        parser.error(f"--output {settings.output} is a folder; give a file in it.")
     return settings
 
 
 def require_gpu(parser: argparse.ArgumentParser) -> None:
-    """Exit code 2 and one sentence where there is no GPU to measure."""
+    """Exit with code 2 and a one-sentence error without an NVIDIA GPU."""
     if (platform := jax.default_backend()) != "gpu":
-        parser.error(f"It measures an NVIDIA GPU, and JAX runs on {platform} here.")
+        parser.error(f"This benchmark needs an NVIDIA GPU, but JAX runs on {platform}.")

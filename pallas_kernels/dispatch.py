@@ -1,4 +1,4 @@
-"""Which implementation of a contract runs: a named one, or the best that this platform has."""
+"""Dispatch of a kernel interface to an implementation: a named one, or the platform's best."""
 
 import functools
 import logging
@@ -24,16 +24,17 @@ def dispatch(
     unsupported: Callable[..., str | None],
     kernel: Callable[[], Callable[..., Array]],
 ) -> Array:
-    """The result of a contract on these arrays.
+    """Run an implementation of an interface on these arrays.
 
     Args:
-      name: of the contract.
-      arrays: its arguments, None among them where it allows that.
-      implementation: a named one, or None for the kernel where it can run, else the reference.
+      name: name of the interface.
+      arrays: the arguments, which may include None.
+      implementation: a named implementation, or None for the kernel if it can run, else the
+        reference.
       reference: the specification in jnp.
-      unsupported: from the arrays to why the kernel cannot take them, half a sentence, or None.
+      unsupported: returns the reason why the kernel cannot take the arrays, a clause, or None.
       kernel: imports and returns the kernel, which takes the arrays, `cores` and `interpret`;
-        deferred, since the import costs half a second and only GPUs need it.
+        deferred, since the import takes half a second and only GPUs need it.
 
     Raises:
       NotImplementedError: the named implementation cannot run here.
@@ -56,34 +57,37 @@ def dispatch(
     if implementation:
         return chosen(*arrays)
     _log_once(name, f"{name} runs as 'mosaic_gpu'.")
-    # Code for the CPU of a machine with a GPU runs the reference.
+    # On a machine with a GPU, code that is lowered for the CPU runs the reference.
     return jax.lax.platform_dependent(*arrays, cuda=chosen, default=reference)
 
 
 def current_device() -> Any:
-    """One of those that the computation is for: of the mesh in use, else the first there is."""
+    """A device that the computation runs on: of the mesh in use, else JAX's first device."""
     mesh = jax.sharding.get_abstract_mesh()
     return (None if mesh.empty else mesh.abstract_device) or jax.devices()[0]
 
 
 def fewest_rows() -> int:
-    """The number of rows below which a matrix product takes no less time, on this device.
+    """The number of rows below which a matrix product is not faster on this device.
 
-    A GPU multiplies a tile of them at once. Of fewer XLA may make a matrix-vector product, which it
-    writes out elementwise, as large as the matrix.
+    A GPU multiplies a tile of rows at once. With fewer rows XLA may lower the product elementwise,
+    with an intermediate array as large as the matrix.
     """
     return _TILE_ROWS if on_gpu() else 1
 
 
 def on_gpu() -> bool:
-    """Whether the computation is for a GPU, where each kernel that is started costs time."""
+    """Whether the computation runs on a GPU, where every kernel launch costs time."""
     return current_device().platform == "gpu"
 
 
 def why_not_hopper(device: Any) -> str | None:
-    """Half a sentence unless it is a Hopper: later GPUs dropped its matrix instructions."""
+    """Reason why the device is not a Hopper GPU, a clause; None for Hopper.
+
+    Later GPUs do not have Hopper's matrix instructions.
+    """
     capability = getattr(device, "compute_capability", None)
-    if capability is None:  # a mesh knows the names of its devices alone
+    if capability is None:  # a mesh has only the names of its devices
         named = re.search(r"\bG?H(20|100|200|800)\b", device.device_kind)
         capability = "9.0" if device.platform == "gpu" and named else "unknown"
     if capability.startswith("9."):
@@ -100,7 +104,7 @@ def _cores(device: Any) -> int:
 
 
 def _too_few_workers() -> str | None:
-    """Half a sentence where the warpgroups that wait would hold every thread that XLA has."""
+    """Reason, a clause, if waiting warpgroups would block all of XLA's threads; else None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = int(os.environ.get("NPROC") or cores or 1)
     if workers >= 4:

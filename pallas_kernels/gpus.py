@@ -1,8 +1,8 @@
-"""What is known of the GPUs that are compiled and planned for: facts, never measurements.
+"""Specifications of the GPUs for compilation and planning; no measurements.
 
-Sources: memory and bandwidth from NVIDIA's datasheets of the H100 SXM, H200 SXM and B200, the
-usable bytes of memory and the on-chip sizes as the devices report them (XLA keeps the same facts
-for many cards in xla/backends/gpu/target_config/specs).
+Memory and bandwidth are from NVIDIA's datasheets of the H100 SXM, H200 SXM and B200. The usable
+memory and the on-chip sizes are as reported by the devices (XLA has the same numbers for many cards
+in xla/backends/gpu/target_config/specs).
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU model."""
+    """Specification of a GPU model."""
 
     name: str  # as the driver reports it
     compute_capability: tuple[int, int]  # major and minor
     memory_bytes: int  # device memory that programs can use
-    bandwidth: float  # bytes per second of device memory at its peak, which no program reaches
+    bandwidth: float  # peak bytes per second of device memory, which no program reaches
     l2_bytes: int  # cache shared by all cores
     cores: int  # streaming multiprocessors
     clock_ghz: float  # highest clock of the cores
 
     def target_config(self) -> str:
-        """What XLA must know to compile for it: a `GpuTargetConfigProto` as text."""
+        """XLA's target description for compilation: a `GpuTargetConfigProto` as text."""
         major, minor = self.compute_capability
         return f"""
             gpu_device_info {{
@@ -44,8 +44,8 @@ class Gpu:
         """
 
 
-# Limits of compute capability 9.0 and 10.0 alike (CUDA C++ Programming Guide, "Technical
-# Specifications per Compute Capability"), and the versions of CUDA 13 that the packages carry.
+# Limits of both compute capability 9.0 and 10.0 (CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability"), and the CUDA 13 versions in the packages.
 _SAME_FOR_ALL = """
               fpus_per_core: 128
               threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
@@ -64,6 +64,6 @@ GPUS = {
     "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 84942979072, 3.35e12, 52428800, 132, 1.98),
     # 141 GB at 4.8 TB/s.
     "h200": Gpu("NVIDIA H200", (9, 0), 151397597184, 4.8e12, 52428800, 132, 1.98),
-    # 180 to 192 GB by system, of which a DGX reports this much, at 8 TB/s.
+    # 180 to 192 GB, depending on the system, at 8 TB/s; the memory size is that of a DGX.
     "b200": Gpu("NVIDIA B200", (10, 0), 191514411008, 8.0e12, 132644864, 148, 1.965),
 }

@@ -1,12 +1,12 @@
-"""What a compiled program launches, and the bytes that each launch moves, from its optimised HLO.
+"""Kernel launches of a compiled program and the bytes that each moves, from its optimised HLO.
 
     for launch in step_launches(compiled.hlo, taken=("noise",)):
         launch.kernel, launch.times, launch.reads, launch.writes
 
-Every instruction that XLA's runtime for GPUs starts by itself is a launch: fusions, custom calls,
-copies and collectives. Bytes are those of operands and results, each once, as if nothing were read
-twice or kept in the GPU's own cache: of an operand of which slices or rows are taken, these; of an
-array that is updated in place, the update.
+A launch is an instruction that XLA's GPU runtime starts separately: fusions, custom calls, copies
+and collectives. Its bytes are those of operands and results, counted once each, as if nothing were
+read twice or cached by the GPU. Of an operand of which slices or rows are read, only these count;
+of an array that is updated in place, only the update counts.
 """
 
 import re
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """A kernel, or another operation of the runtime.
+    """A launch of a kernel or of another operation of the runtime.
 
     Attributes:
-      kernel: its name in the HLO.
-      operation: what JAX called it, from the metadata; empty for what XLA made of several.
-      times: how often it runs: the trips of the loops around it.
-      reads: bytes that it reads each time.
-      writes: bytes that it writes each time.
+      kernel: name of the instruction in the HLO.
+      operation: name of the JAX operation, from the metadata; may be empty for fused operations.
+      times: number of executions: the product of the trip counts of the enclosing loops.
+      reads: bytes read per execution.
+      writes: bytes written per execution.
     """
 
     kernel: str
@@ -41,13 +41,13 @@ class Instruction(NamedTuple):
     opcode: str
     operands: tuple[str, ...]
     attributes: str
-    argument: str  # what stands in the parentheses
+    argument: str  # the text between the parentheses
     is_root: bool
 
 
 Computation = Mapping[str, Instruction]
 
-# What the runtime starts by itself. A part that is done (`-done`) was started before.
+# Opcodes that the runtime launches. The `-done` half of an asynchronous operation is not a launch.
 _LAUNCHED = {"fusion", "custom-call", "copy", "scatter", "sort", "dot", "convolution", "reduce"}
 _COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"}
 _SAME = {"bitcast", "copy", "reshape", "transpose", "convert"}
@@ -58,22 +58,25 @@ _UPDATED = {"dynamic-update-slice": 1, "scatter": 2}
 def step_launches(
     hlo: str, taken: Collection[str] = (), unknown_turns: int | None = None
 ) -> list[Launch]:
-    """The launches of one turn of the program's loop of unknown length; loops within are counted.
+    """List the launches of one iteration of the loop whose trip count is unknown.
+
+    Launches in nested loops count once per trip.
 
     Args:
-      hlo: of `Compilation`; the loop is that of its entry.
-      taken: names of scopes (`jax.named_scope`): a `jax.lax.cond` takes its true branch if one of
-        these is around it, else its false one.
-      unknown_turns: of a loop within, of whose length the program says nothing; None refuses it.
+      hlo: HLO from `Compilation`; its entry computation must contain exactly one such loop.
+      taken: names of `jax.named_scope`s; a `jax.lax.cond` within one of them takes its true branch,
+        others take the false branch.
+      unknown_turns: trip count to assume for nested loops with unknown trip counts; None refuses
+        them.
 
     Raises:
-      ValueError: there is no such loop, or within it another of unknown length.
+      ValueError: there is no such loop, or it contains another loop with an unknown trip count.
     """
     computations, entry = parse(hlo)
     loops = [one for one in computations[entry].values() if one.opcode == "while"]
     loops = [one for one in loops if _trips(one) is None]
     if len(loops) != 1:
-        raise ValueError(f"the program has {len(loops)} loops of unknown length, not one.")
+        raise ValueError(f"the program has {len(loops)} loops of unknown trip count, not one.")
     found: list[Launch] = []
     for part in ("condition", "body"):
         step = _called(loops[0], part)
@@ -98,7 +101,7 @@ def _launches(
             known = _trips(one)
             turns = unknown_turns if known is None else known
             if turns is None:
-                raise ValueError(f"the loop {one.name} within the step is of unknown length.")
+                raise ValueError(f"the nested loop {one.name} has an unknown trip count.")
             yield from within(_called(one, "body"), turns)
             if known is None:
                 yield from within(_called(one, "condition"), turns)
@@ -126,7 +129,7 @@ def _moved(
 
 
 def _read(computations: Mapping[str, Computation], inner: Computation, at: int, size: int) -> int:
-    """Bytes that a fusion reads of its operand of that number, `size` if it is all of it."""
+    """Bytes that a fusion reads of its operand number `at`; at most the operand's `size`."""
     [parameter] = [
         one for one in inner.values() if one.opcode == "parameter" and one.argument == str(at)
     ]
@@ -142,7 +145,7 @@ def _read(computations: Mapping[str, Computation], inner: Computation, at: int, 
 
 
 def _users(inner: Computation, name: str) -> Iterator[tuple[Instruction, int]]:
-    """Who uses a value, and as which operand, through what leaves its bytes as they are."""
+    """Users of a value with the operand's index; bitcasts are followed."""
     for one in inner.values():
         for place, operand in enumerate(one.operands):
             if operand == name:
@@ -163,7 +166,7 @@ def _written(inner: Computation, root: Instruction) -> int:
 
 
 def parse(hlo: str) -> tuple[dict[str, Computation], str]:
-    """The computations of a module by name, and the name of the entry."""
+    """Parse the computations of a module by name, and the name of the entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in hlo.splitlines():
@@ -193,7 +196,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Behind the parenthesis that closes the one at `start`."""
+    """Index after the parenthesis that closes the one at `start`."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -203,7 +206,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def size_of(shape: str) -> int:
-    """Bytes of an array, or of all arrays of a tuple; layouts and tiles change nothing of it."""
+    """Bytes of an array, or of all arrays of a tuple; layouts and tiling are ignored."""
     total = 0
     for kind, bits, lengths in re.findall(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]", shape):
         numbers = prod(int(length) for length in lengths.split(",") if length)
@@ -212,7 +215,7 @@ def size_of(shape: str) -> int:
 
 
 def _started(shape: str) -> str:
-    """The results of what is only started here: behind its operands."""
+    """The results in the shape of a `-start` instruction, which begins with its operands."""
     start = shape.index("(", 1) if shape.startswith("((") else 1
     return shape[_closing(shape, start) :] if shape.startswith("((") else shape
 

@@ -1,7 +1,7 @@
-"""What a benchmark needs: the same work many times in one program, and timers that take turns.
+"""Timing tools of the benchmarks: repetition within one program, and timers that take turns.
 
-Launching a program from Python takes as long as a small kernel runs, so what is timed is in a loop
-inside the program, of a constant number of turns: the GPU need not ask the host for the next one.
+Launching a program from Python takes as long as a small kernel runs, so the timed work runs in a
+loop inside the program. Its trip count is constant, so that the GPU does not wait for the host.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -19,23 +19,23 @@ Name = TypeVar("Name", bound=Hashable)
 def repeat(
     turn: Callable[[Carry, Int[Array, ""]], Carry], carry: Carry, count: int, zero: Int[Array, ""]
 ) -> Carry:
-    """Run a turn `count` times; XLA can neither drop a turn nor move work out of the loop.
+    """Run `turn` `count` times, so that XLA can neither drop a turn nor hoist work out of the loop.
 
-    Every turn gets a 0 of which XLA cannot know that it is the same in all: the turn's index masked
-    by an argument of the program. What is computed from it is computed in every turn. (A barrier
-    would not do: on the CPU XLA drops it before it moves code out of loops.)
+    Every turn gets a 0 that XLA cannot prove constant: the loop index masked by an argument of the
+    program. Work that depends on it is repeated in every turn. (An optimization barrier does not
+    suffice: on the CPU, XLA drops it before it hoists code out of loops.)
 
     Args:
-      turn: from the carry and the 0 to the next carry; what is timed must end up in there.
+      turn: maps the carry and the 0 to the next carry, which must depend on the timed work.
       carry: pytree of arrays.
-      count: turns, a constant of the program.
-      zero: the number 0, an argument of the program and no constant.
+      count: number of turns, a constant of the program.
+      zero: the number 0, passed to the program as an argument, not a constant.
     """
     return jax.lax.fori_loop(0, count, lambda index, carry: turn(carry, index & zero), carry)
 
 
 def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Zeros in the shapes that the function returns: a first carry that no turn reads."""
+    """Zeros in the shapes that the function returns, for an initial carry."""
     shapes = jax.eval_shape(function, *arguments)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
@@ -43,9 +43,9 @@ def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
 def take_turns(
     timers: Mapping[Name, Callable[[], float]], repeats: int
 ) -> Iterator[tuple[Name, float]]:
-    """Every timer's seconds, all of them once in a repeat, each time in another order.
+    """Yield the seconds of every timer once per repeat, in a different order each time.
 
-    A slow moment of the machine then hits all of them, and none always follows the same one.
+    A slow moment of the machine then affects all timers, and no timer always follows the same one.
     """
     names = list(timers)
     for repeat in range(repeats):

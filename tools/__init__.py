@@ -1,1 +1,1 @@
-"""Programs that the authors of this project run, not its users."""
+"""Programs for the authors of this project."""

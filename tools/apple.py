@@ -4,16 +4,17 @@
         --repository ml-recurrent-drafter --target TARGET --drafter DRAFTER \
         --prompts configs/demo_prompts.jsonl --output report.json
 
-`--repository` is a clone of https://github.com/apple/ml-recurrent-drafter, used as it is, and
-`--torch-python` a Python with PyTorch, transformers 4.47.1 (release 5 does not fit Apple's code),
-jsonlines and tabulate. It runs this very file as a process of its own, so the top level imports
-neither the project nor PyTorch.
+`--repository` is an unmodified clone of https://github.com/apple/ml-recurrent-drafter, and
+`--torch-python` a Python with PyTorch, transformers 4.47.1 (Apple's code does not run with release
+5), jsonlines and tabulate. That Python runs this file in a separate process, so the top level
+imports neither the project nor PyTorch.
 
-Both sides decode greedily in float32 on one CPU, one prompt at a time, with every beam width and
-number of draft rounds and trees of Apple's making (`final_beams_only`, all nodes, scores normalised
-over a beam's 50 best tokens), and never stop before `--max-new-tokens`. Texts and numbers of target
-calls are compared. Then both are timed in turns, so that a slow minute of the machine hits both,
-while whoever is not timed waits for input. Exit code 1: a text or a number of calls differs.
+Both sides decode greedily in float32 on one CPU, one prompt at a time, for every beam width and
+number of draft rounds. Trees are built as in Apple's code (`final_beams_only`, all nodes, scores
+normalised over a beam's 50 best tokens), and decoding never stops before `--max-new-tokens`. Texts
+and numbers of target calls are compared. Then both sides are timed in turns, so that a slow minute
+of the machine affects both; the other side waits for input meanwhile. The exit code is 1 if a text
+or a number of calls differs.
 """
 
 # pyright: reportMissingImports=false
@@ -34,13 +35,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 SIDES = ("ours", "apple")
-# Apple's code finds left padding by comparing with the padding id, and its baseline always compares
-# with the stop id. No token is negative.
+# A padding and stop id that no token equals: Apple's code detects left padding by the padding id,
+# and its baseline always compares with the stop id.
 NO_TOKEN = -1
 
 
 class Job(NamedTuple):
-    """One prompt and one tree; a `beam_width` of 0 is the autoregressive baseline."""
+    """A prompt and the sizes of a tree; `beam_width` 0 is the autoregressive baseline."""
 
     prompt: list[int]
     beam_width: int
@@ -49,7 +50,7 @@ class Job(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """New tokens, number of target calls after prefill, and wall time with prefill in seconds."""
+    """New tokens, number of target calls after prefill, and wall time in seconds with prefill."""
 
     tokens: list[int]
     target_calls: int
@@ -60,7 +61,7 @@ Side = Callable[[Job], Decoded]
 
 
 def load_apple(target: Path, drafter: Path) -> Any:
-    """Apple's decoder of two folders, refused where it would compute something else."""
+    """Load Apple's decoder; exits if it would compute something different from this library."""
     import transformers
     from recurrent_drafting.modeling_drafter import Drafter
     from recurrent_drafting.modeling_llama import LlamaForCausalLM
@@ -72,15 +73,15 @@ def load_apple(target: Path, drafter: Path) -> Any:
     scaling = raw.get("rope_scaling") or rotary
     scaled = scaling.get("rope_type", scaling.get("type", "default")) != "default"
     if raw["model_type"] != "llama" or (raw.get("head_dim") or width) != width or scaled:
-        sys.exit("Apple's code knows only Llamas with unscaled RoPE and head_dim of width / heads.")
+        sys.exit("Apple's code needs a Llama with unscaled RoPE and head_dim = width / heads.")
     config = transformers.LlamaConfig.from_pretrained(target)
-    # transformers 4 does not know `rope_parameters` and would quietly fall back to 10000.
+    # transformers 4 ignores `rope_parameters` and would silently fall back to 10000.
     config.rope_theta = float(rotary["rope_theta"])
-    # In float32, the default.
+    # The default dtype is float32.
     told: dict[str, Any] = {"output_loading_info": True}
     llm, of_target = LlamaForCausalLM.from_pretrained(target, config=config, **told)
     head, of_drafter = Drafter.from_pretrained(drafter, **told)
-    # The rotary tables are computed rather than stored; a tied head is the embedding.
+    # Rotary tables are computed, not stored; a tied head is the embedding.
     computed = {name for name, _ in llm.named_buffers()}
     computed |= {"lm_head.weight"} if config.tie_word_embeddings else set()
     for info in (of_target, of_drafter):
@@ -91,7 +92,7 @@ def load_apple(target: Path, drafter: Path) -> Any:
 
 
 def decode_apple(model: Any, job: Job) -> Decoded:
-    """Apple's greedy decoding of a prompt."""
+    """Decode a prompt greedily with Apple's code."""
     import torch
     from recurrent_drafting import autoregressive, modeling_drafter
     from recurrent_drafting.recurrent_drafting import SamplingArgs, SpecialTokens
@@ -102,7 +103,7 @@ def decode_apple(model: Any, job: Job) -> Decoded:
     # Each item is the text after one more target call; the last is cut to the limit.
     if job.beam_width:
         items = model.generate(
-            types.SimpleNamespace(post=lambda record: None),  # Apple's writes times to a file
+            types.SimpleNamespace(post=lambda record: None),  # Apple's writes to a file
             prompt,
             max_length=limit,
             beam_shape=modeling_drafter.BeamShape(job.beam_width, job.draft_rounds + 1),
@@ -110,7 +111,7 @@ def decode_apple(model: Any, job: Job) -> Decoded:
             special_tokens=SpecialTokens(pad=NO_TOKEN, eos=None),
         )
         texts = [prompt, *items]
-    else:  # the first item is the prefill's
+    else:  # the first item is from prefill
         tokens = SpecialTokens(pad=NO_TOKEN, eos=NO_TOKEN)
         texts = list(autoregressive.generate(model, prompt, limit, special_tokens=tokens))
     new = texts[-1][0, len(job.prompt) : limit].tolist()
@@ -118,13 +119,13 @@ def decode_apple(model: Any, job: Job) -> Decoded:
 
 
 def serve_apple(repository: str, target: str, drafter: str) -> None:
-    """Answer `Job`s, a line of JSON each, with `Decoded`s; the first line names the versions."""
-    # Names of this folder's modules must not shadow what Apple's code imports.
+    """Answer `Job`s with `Decoded`s, as JSON lines; the first output line has the versions."""
+    # Modules of this folder must not shadow the imports of Apple's code.
     sys.path[0] = str(Path(repository).resolve())
     import torch
     import transformers
 
-    # Whatever else is printed goes to stderr.
+    # Redirect all other output to stderr.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -137,8 +138,8 @@ def serve_apple(repository: str, target: str, drafter: str) -> None:
 
 @contextmanager
 def start_apple(command: Sequence[str]) -> Generator[tuple[dict[str, str], Side]]:
-    """Versions of both and Apple's side, within the block; the process ends with its input."""
-    # PyTorch's waiting threads sleep, unless the environment says otherwise.
+    """Start Apple's side; yields the versions of both sides and a function that decodes a job."""
+    # Let PyTorch's waiting threads sleep, unless the environment overrides this.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"HF_HUB_OFFLINE": "1"}
     pipe = subprocess.PIPE
     try:
@@ -150,7 +151,7 @@ def start_apple(command: Sequence[str]) -> Generator[tuple[dict[str, str], Side]
         assert process.stdout is not None
         if line := process.stdout.readline():
             return json.loads(line)
-        sys.exit(f"{command[0]} ended with code {process.wait()}; its own message is above.")
+        sys.exit(f"{command[0]} ended with code {process.wait()}; see its message above.")
 
     def ask(job: Job) -> Decoded:
         print(json.dumps(job), file=process.stdin, flush=True)
@@ -161,12 +162,12 @@ def start_apple(command: Sequence[str]) -> Generator[tuple[dict[str, str], Side]
 
 
 def load_ours(target_folder: Path, drafter_folder: Path) -> Side:
-    """Our side: greedy decoding with a tree of Apple's making."""
+    """Load this library's side: greedy decoding with trees as in Apple's code."""
     from redrafter_jax import TreeConfig, generate, load_drafter, load_target
 
     target = load_target(target_folder, "float32")
     drafter = load_drafter(drafter_folder, "float32")
-    best = min(50, target.config.vocab_size)  # that Apple's `warp_logits` keeps of a beam's scores
+    best = min(50, target.config.vocab_size)  # tokens per beam that Apple's `warp_logits` keeps
 
     def decode(job: Job) -> Decoded:
         started = time.perf_counter()
@@ -185,10 +186,10 @@ def load_ours(target_folder: Path, drafter_folder: Path) -> Side:
 
 
 def compare(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
-    """Texts and target calls of both sides, and the seconds of each in `repeats` turns.
+    """Compare texts and target calls of both sides, and time each side in `repeats` turns.
 
-    What is not timed, the first decoding, warms both sides up on this very prompt. Which side goes
-    first changes from turn to turn.
+    The first, untimed decoding warms up both sides on this prompt. The first side alternates from
+    turn to turn.
     """
     first = {name: sides[name](job) for name in SIDES}
     ours, apple = (first[name] for name in SIDES)
@@ -200,11 +201,11 @@ def compare(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     for turn in range(repeats):
         for name in SIDES if turn % 2 == 0 else reversed(SIDES):
-            time.sleep(0.05)  # threads of the other side may still spin for some milliseconds
+            time.sleep(0.05)  # the other side's threads may still spin for a few milliseconds
             decoded = sides[name](job)
             seconds[name].append(decoded.seconds)
             if decoded.tokens != first[name].tokens:
-                sys.exit(f"{name}: two runs of the same prompt differ.")
+                sys.exit(f"{name}: two runs of the same prompt differ, so they cannot be compared.")
     if repeats:
         speeds = {name: len(first[name].tokens) / median(seconds[name]) for name in SIDES}
         pairs = zip(seconds["ours"], seconds["apple"], strict=True)
@@ -214,7 +215,7 @@ def compare(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over the prompts of a tree, medians of speeds and of their ratios, and the prompts."""
+    """Summarize the rows of a tree: sums over prompts, and medians of speeds and ratios."""
 
     def both(combine: Callable[[list[Any]], Any], name: str) -> dict[str, Any]:
         return {side: combine([row[name][side] for row in rows]) for side in SIDES}
@@ -228,7 +229,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe(tree: dict[str, Any]) -> str:
-    """One line on a tree; pairs of numbers are ours and Apple's."""
+    """A line on a tree; in pairs of numbers, the first is this library's, the second Apple's."""
     line = (
         f"W={tree['beam_width']} R={tree['draft_rounds']}: of {tree['prompts']} prompts "
         f"{tree['same_text']} with the same text, {tree['same_calls']} with as many target calls "
@@ -241,7 +242,7 @@ def describe(tree: dict[str, Any]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Compare; write the report and a line for each tree as they come."""
+    """Run the comparison; writes the report and prints a line after each tree."""
     import jax
 
     from redrafter_jax.command_line import make_folder_of
@@ -255,19 +256,19 @@ def main(words: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--torch-python", required=True, help="a Python that has PyTorch")
+    add("--torch-python", required=True, help="Python with PyTorch")
     add("--repository", type=Path, required=True, help="clone of Apple's code")
     add("--target", type=Path, required=True, help="Llama in Hugging Face layout")
     add("--drafter", type=Path, required=True, help="drafter in Apple's layout")
     add("--prompts", type=Path, required=True, help='JSONL of {"prompt": ...}')
-    add("--output", type=Path, required=True, help="where the JSON report goes")
+    add("--output", type=Path, required=True, help="JSON report to write")
     add("--beam-widths", type=int, nargs="+", default=[0, 4], help="W, 0: baseline (%(default)s)")
     add("--draft-rounds", type=int, nargs="+", default=[4], help="R; Apple's beam length less 1")
     add("--max-new-tokens", type=int, default=160)
-    add("--repeats", type=int, default=3, help="timed runs after one warm-up; 0 times nothing")
+    add("--repeats", type=int, default=3, help="timed runs after one warm-up; 0 disables timing")
     arguments = parser.parse_args(words)
     make_folder_of(arguments.output, "--output")
-    jax.config.update("jax_platforms", "cpu")  # Apple's side runs there as well
+    jax.config.update("jax_platforms", "cpu")  # Apple's side runs on the CPU too
     folders = arguments.target, arguments.drafter
     tokenizer, ours = open_target(arguments.target).tokenizer, load_ours(*folders)
     texts = [prompt.turns[0] for prompt in read_prompts(arguments.prompts, turns=1)]

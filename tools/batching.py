@@ -1,4 +1,4 @@
-"""Tokens per second of a server's slots over one request at a time, in turns, without HTTP.
+"""Throughput of batched requests, relative to one request at a time, without HTTP.
 
 python -m tools.batching
 """
@@ -19,7 +19,8 @@ _SLOTS, _NEW_TOKENS, _TURNS = 8, 48, 5
 
 
 def measure() -> list[float]:
-    """The ratio of each turn: 16 prompts for the tiny demo target, autoregressively."""
+    """Time 16 prompts for the tiny demo target, without drafting; returns the ratio of each
+    turn."""
     files = open_target(_CONFIGS / "demo_target")
     target, tokenizer = files.load("float32"), files.tokenizer
     requests = [
@@ -43,7 +44,7 @@ def measure() -> list[float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the ratios."""
     ratios = measure()
     turns = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(f"{_SLOTS} slots over one: {median(ratios):.2f} ({turns})")

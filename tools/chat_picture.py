@@ -1,9 +1,9 @@
-r"""A picture, as SVG, of `redrafter chat --show` that answers one question.
+r"""An SVG picture of `redrafter chat --show` answering one question.
 
     python -m tools.chat_picture docs/pictures/chat.svg "Name three uses of a paper clip." \
         --drafter configs/smollm2_135m/drafter --max-new-tokens 90 --adaptive off
 
-Options behind the question are those of `chat`.
+Options after the question are passed to `chat`.
 """
 
 import io
@@ -22,13 +22,13 @@ _WIDTH = 88
 
 
 def main() -> None:
-    """Ask, and draw what is printed.
+    """Ask the question and draw the output.
 
     Raises:
-      InputError: words are missing, or `chat` ends with an error.
+      InputError: arguments are missing, or `chat` ends with an error.
     """
     if len(sys.argv) < 3:
-        raise InputError("Give a file to write and a question; options of `chat` follow.")
+        raise InputError("Give the output file and a question, then any options of `chat`.")
     path, question, *options = sys.argv[1:]
     ended = subprocess.run(
         [sys.executable, "-m", "redrafter_jax", "chat", "--show", "--color", "always", *options],
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def draw(printed: str) -> str:
-    """What a terminal shows, as SVG that loads nothing."""
+    """Render terminal output as a self-contained SVG."""
     console = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(printed.rstrip()))
     picture = console.export_svg(title="redrafter chat --show")

@@ -1,7 +1,7 @@
 """`python -m tools.hold_out --config configs/demo_prompts.yaml`: prompts from held-out documents.
 
-Prompts are pieces of the documents that a small target never saw in training, so that decoding
-can be measured on real text of its own kind.
+Prompts are pieces of documents that a small target has not seen in training, so that decoding can
+be measured on real text of the same kind.
 """
 
 import json
@@ -24,24 +24,24 @@ from train.data.types import Text
 
 
 class HoldOutSettings(Settings):
-    """`python -m tools.hold_out`: how many prompts of what length, from where to where."""
+    """`python -m tools.hold_out`: number and length of the prompts, sources and output."""
 
-    pretrain_config: Path  # of `tools.pretrain`; its `data.held_out` says which documents
-    tokenizer: Path  # folder of the target, by whose tokenizer the length counts
-    count: PositiveInt = 24  # spread evenly over the packages (top-level folders) of the documents
-    prompt_tokens: PositiveInt = 64  # less where the last token would not stand alone as well
-    seed: NonNegativeInt = 0  # of the choice of documents
-    output: Path  # the JSONL file to write
+    pretrain_config: Path  # config of `tools.pretrain`, whose held-out documents are used
+    tokenizer: Path  # folder of the target, whose tokenizer counts the tokens
+    count: PositiveInt = 24  # number of prompts, divided evenly among packages (top-level folders)
+    prompt_tokens: PositiveInt = 64  # length; shorter if the text would encode differently
+    seed: NonNegativeInt = 0  # seed for choosing documents
+    output: Path  # JSONL file to write
 
 
 def choose_prompts(
     documents: Sequence[Text], tokenizer: Tokenizer, count: int, prompt_tokens: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Rows of a prompt file from all packages, each the start of a line, at depths spread evenly.
+    """Choose prompts from all packages, which begin at lines spread evenly over the documents.
 
-    Documents are named `package/...`. A prompt's tokens are the document's own, uncut.
+    Documents are named `package/...`. The tokens of a prompt are tokens of its document.
     """
-    # Of each document, the character index of every line where a prompt may start.
+    # For each document, the character indices of the lines where a prompt may start.
     packages: dict[str, list[tuple[Text, list[int]]]] = defaultdict(list)
     for document in documents:
         if line_starts := _line_starts(document.text, tokenizer, prompt_tokens):
@@ -52,7 +52,7 @@ def choose_prompts(
         share = count // len(packages) + (index < count % len(packages))
         order = random.permutation(len(usable))
         for turn in range(share):
-            # Different documents first, then again, each time at another depth.
+            # Take each document once before repeating it, always at another position.
             document, line_starts = usable[order[turn % len(usable)]]
             start = line_starts[int((turn + 0.5) / share * len(line_starts))]
             row = {
@@ -64,15 +64,15 @@ def choose_prompts(
             chosen.append(row)
     if len({row["source"] for row in chosen}) < count:
         raise InputError(
-            f"The documents do not hold {count} different prompts of {prompt_tokens} tokens; "
+            f"The documents do not have {count} different prompts of {prompt_tokens} tokens; "
             "lower count or prompt_tokens."
         )
-    # The packages alternate, so that the first few prompts too are of all kinds.
+    # Alternate the packages, so that the first few prompts are of all kinds.
     return sorted(chosen, key=lambda row: row["question_id"])
 
 
 def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[int]:
-    """Where lines that are not blank start, with at least `prompt_tokens` tokens behind them."""
+    """Start indices of non-blank lines that at least `prompt_tokens` tokens follow."""
     offsets = [start for start, _ in tokenizer.encode(text).offsets]
     if len(offsets) < prompt_tokens:
         return []
@@ -85,17 +85,17 @@ def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[in
 
 
 def _cut(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> str:
-    """The first `prompt_tokens` tokens, or fewer, as text that encodes to the same tokens."""
+    """The text of the first `prompt_tokens` tokens, or of fewer if it encodes differently."""
     encoding = tokenizer.encode(text)
     for length in range(min(prompt_tokens, len(encoding.ids)), 0, -1):
         piece = text[: encoding.offsets[length - 1][1]]
         if tokenizer.encode(piece).ids == encoding.ids[:length]:
             return piece
-    raise InputError(f"No beginning of {text[:40]!r} has the tokens of the whole.")
+    raise InputError(f"No prefix of {text[:40]!r} encodes to its own tokens; change the seed.")
 
 
 def main() -> None:
-    """Choose the prompts and write them."""
+    """Choose the prompts and write the file."""
     settings = parse_settings(HoldOutSettings, "Write prompts from held-out documents.")
     make_folder_of(settings.output, "output")
     prompts = choose_prompts(

@@ -1,4 +1,4 @@
-r"""A picture of the page of a server that runs: one question, with and without speculation.
+r"""A screenshot of a running server's page: one question, with and without speculation.
 
     python -m redrafter_jax serve --drafter configs/smollm2_135m/drafter --adaptive off \
         --beam-width 1 --draft-rounds 2 --num-nodes 4 --rerank --name SmolLM2-135M-Instruct
@@ -6,7 +6,7 @@ r"""A picture of the page of a server that runs: one question, with and without 
     python -m tools.page_screenshot http://127.0.0.1:8000 docs/pictures/page-narrow.png \
         --width 360 --theme dark
 
-It needs a Chromium that is installed, such as Debian's. Pictures have few colours: small files.
+This needs an installed Chromium, such as Debian's. Pictures have few colours, to keep files small.
 """
 
 import argparse
@@ -26,25 +26,25 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def chromium() -> str | None:
-    """The Chromium of this system, if it has one."""
+    """Path of the system's Chromium, or None."""
     return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 @contextmanager
 def browser_page(width: int = 1100) -> Generator[Page]:
-    """A tab of a Chromium that shows no window."""
+    """Open a page in headless Chromium."""
     path = chromium()
     if path is None:
         raise InputError(f"None of {', '.join(_NAMES)} is installed; install one.")
     with sync_playwright() as playwright:
-        # The sandbox does not work for root, as which containers run.
+        # The sandbox does not work for root, the usual user in containers.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser.new_page(viewport={"width": width, "height": 760})
         browser.close()
 
 
 def set_up(page: Page, *, tokens: int, seed: int, compare: bool) -> None:
-    """Fill in the drawer of settings."""
+    """Fill in the page's settings."""
     page.click("#open-settings")
     page.fill("#limit", str(tokens))
     page.fill("#temperature", "0.7")
@@ -54,19 +54,19 @@ def set_up(page: Page, *, tokens: int, seed: int, compare: bool) -> None:
 
 
 def ask(page: Page, question: str) -> None:
-    """Type a question and wait for the whole answer."""
+    """Ask a question and wait for the complete answer."""
     page.fill("#question", question)
     page.press("#question", "Enter")
     wait(page)
 
 
 def wait(page: Page) -> None:
-    """Wait until the answer is whole."""
+    """Wait until the answer is complete."""
     page.wait_for_selector("#turns[aria-busy=false]", timeout=120_000)
 
 
 def main() -> None:
-    """Take the picture."""
+    """Take the screenshot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("picture", type=Path)

@@ -1,4 +1,4 @@
-"""`python -m tools.pretrain --config configs/demo_target.yaml`: a small target from text files.
+"""`python -m tools.pretrain --config configs/demo_target.yaml`: train a small target.
 
 The demo needs a real language model that is small enough for the repository; this trains it.
 """
@@ -40,7 +40,7 @@ _EVALUATION_BATCH = 4
 
 
 class PretrainSettings(Settings):
-    """`python -m tools.pretrain`: a tokenizer and a small target from text files."""
+    """`python -m tools.pretrain`: train a tokenizer and a small target on text files."""
 
     target: TargetConfig
     data: DataSettings
@@ -55,13 +55,13 @@ class PretrainSettings(Settings):
         vocab_size, ends = self.target.vocab_size, self.target.eos_token_ids
         if vocab_size < SMALLEST_VOCABULARY or ends != (END_TOKEN,):
             raise ValueError(
-                f"target.vocab_size is {vocab_size} and target.eos_token_ids {list(ends)}; the "
-                f"tokenizer needs {SMALLEST_VOCABULARY} or more, and ends texts with {[END_TOKEN]}"
+                f"target.vocab_size is {vocab_size} and target.eos_token_ids {list(ends)}, but "
+                f"must be {SMALLEST_VOCABULARY} or more, and {[END_TOKEN]}"
             )
         length, positions = self.data.sequence_length, self.target.max_position_embeddings
         if not 2 <= length <= positions:
             raise ValueError(
-                f"data.sequence_length is {length}; give it 2 to {positions}, which is "
+                f"data.sequence_length is {length}, but must be between 2 and {positions}, the "
                 "target.max_position_embeddings"
             )
         return self
@@ -76,7 +76,7 @@ class PretrainSettings(Settings):
 def next_token_loss(
     target: Target, tokens: Int[Array, "B T"], loss_mask: Bool[Array, "B T"]
 ) -> Float[Array, ""]:
-    """Mean cross-entropy, in nats, of every unmasked token given those before it."""
+    """Mean cross-entropy, in nats, of the tokens in the mask given the tokens before them."""
     module = target.merge()
     hidden, _, _ = module.forward(tokens)
     logits = module.logits(hidden[:, :-1])
@@ -95,7 +95,7 @@ def pretrain_step(
     *,
     optimizer: optax.MultiSteps,
 ) -> tuple[nnx.State, optax.MultiStepsState, Float[Array, ""]]:
-    """The parameters and the optimizer's state after one more batch, and its loss."""
+    """Train on one batch; returns the parameters, the optimizer state and the batch's loss."""
 
     def loss(params: nnx.State) -> Array:
         return next_token_loss(Model(target.config, target.graphdef, params), tokens, loss_mask)
@@ -106,7 +106,7 @@ def pretrain_step(
 
 
 def held_out_loss(target: Target, windows: Windows) -> tuple[float, int]:
-    """Mean loss of all counted tokens but the first of each window, and their number."""
+    """Mean loss of the counted tokens except the first of each window, and their number."""
     loss = jax.jit(next_token_loss)
     total, count = 0.0, 0
     for start in range(0, len(windows.tokens), _EVALUATION_BATCH):
@@ -118,7 +118,7 @@ def held_out_loss(target: Target, windows: Windows) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Train the tokenizer, then the model; keep both in `output_dir`."""
+    """Train the tokenizer and the model, and save both in `output_dir`."""
     settings = parse_settings(PretrainSettings, "Train a small target from text files.")
     make_folder(settings.output_dir, "output_dir")
     texts, held_out = settings.read(), settings.read(held_out=True)
@@ -155,7 +155,7 @@ def main() -> None:
     read = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), stored)
     loss, tokens = held_out_loss(Model(config, target.graphdef, read), held_out_windows)
     text_bytes = sum(len(text.text.encode()) for text in held_out)
-    # The bytes include the first token of each window, which is taken to cost the mean.
+    # The bytes include the first token of each window, for which the mean loss is assumed.
     text_tokens = int(held_out_windows.loss_mask.sum())
     report = {
         "held_out_loss_nats_per_token": loss,

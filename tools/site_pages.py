@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: files outside docs/ as pages of the site, and links to them."""
+"""Hooks for mkdocs that add files outside docs/ to the site and rewrite links to them."""
 
 # The extra `docs` may be missing.
 # pyright: reportMissingImports=false
@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 _ROOT = Path(__file__).parents[1]
-# Files of the repository, each with the page that it is.
+# Files outside docs/, with their pages on the site.
 _OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "configs/smollm2_135m/drafter/README.md": "benchmarks/smollm2-head.md",
@@ -28,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Let links lead to pages, wherever the file lies that they are written in."""
+    """Rewrite relative links to the pages of the site."""
     del config, files
     place = page.file.src_uri
     source = next((one for one, name in _OUTSIDE.items() if name == place), f"docs/{place}")

@@ -1,4 +1,4 @@
-"""Tokens per second of an engine under load, with trees and without, over the baseline, in turns.
+"""Throughput of an engine with and without trees by number of streams, relative to the baseline.
 
 python -m tools.streams TARGET DRAFTER --prompts configs/smollm2_135m/mixed_prompts.jsonl
 """
@@ -26,13 +26,13 @@ _CONTEXT_LENGTH = 512
 
 
 def main() -> None:
-    """Measure and print a line for each number of streams and each way to decode."""
+    """Measure, and print a line for each number of streams and each method."""
     arguments = _arguments()
     target = load_target(arguments.target, dtype="float32")
     drafter = load_drafter(arguments.drafter, target=target)
     table = load_tree_table(arguments.drafter)
     trees = list(dict.fromkeys(tuned.tree for tuned in table.trees if tuned.tree))
-    # The same trees of which the rows of a batch share two nodes each.
+    # The same trees with a shared budget of two nodes per row on average.
     shared = [replace(tree, mean_nodes=2) for tree in trees if tree.budget > 2]
     asked = [
         [{"role": "user", "content": prompt.turns[0]}]
@@ -62,11 +62,11 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", help="folder or GGUF file of the target")
-    parser.add_argument("drafter", help="folder of a head with a table of trees")
+    parser.add_argument("drafter", help="folder of a head with a tree table")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines")
-    parser.add_argument("--count", type=int, default=16, help="prompts (%(default)s)")
+    parser.add_argument("--count", type=int, default=16, help="number of prompts (%(default)s)")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="per answer (%(default)s)")
     parser.add_argument("--turns", type=int, default=4, help="%(default)s")
     parser.add_argument("--temperature", type=float, default=0.0, help="%(default)s")
     return parser.parse_args()
@@ -88,7 +88,7 @@ def _engine(
 def _rate(
     engine: Engine, prompts: Sequence[list[int]], streams: int, arguments: argparse.Namespace
 ) -> float:
-    """New tokens per second of as many prompts as streams, but of four at least."""
+    """New tokens per second for as many prompts as streams, at least four."""
     chosen = prompts[: max(streams, 4)]
     sampling = SamplingConfig(arguments.temperature)
     tokens, began = 0, time.perf_counter()

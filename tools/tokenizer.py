@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer trained on the data of a small target."""
+"""Training of a byte-level BPE tokenizer for a small target."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _PIECES = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+[ \t]*|[ \t]+"
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer whose token 0 ends every document; any byte string can be encoded."""
+    """Train a tokenizer that can encode any byte string; token 0 ends every document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -36,7 +36,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Write the files that `transformers.AutoTokenizer` reads."""
+    """Write the tokenizer files that `transformers.AutoTokenizer` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {

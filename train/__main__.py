@@ -9,7 +9,7 @@ from importlib import import_module
 
 from redrafter_jax.command_line import ctrl_c_ends_at_once, refuse_unknown_command, run
 
-# The module that holds the function of this name.
+# Module of each command; the command's function has the command's name.
 COMMANDS = {
     "inspect": ".inspect",
     "features": ".features",
@@ -18,7 +18,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Train a drafter as the settings say and print where it lies, or run the named command."""
+    """Run the named command, or train a drafter and print its folder if there is no command."""
     run(_main)
 
 
@@ -48,9 +48,9 @@ def _train() -> None:
     kinds = (f"{kind.title} (drafter.kind={kind.name})" for kind in KINDS if kind.training)
     settings = parse_settings(
         TrainSettings,
-        f"Train a drafter for a frozen target: {' or '.join(kinds)}. Named first, `inspect` shows "
-        "its data, `features` runs the target over it once and for all, and `regenerate` writes "
-        "data in the target's own words.",
+        f"Train a drafter for a frozen target: {' or '.join(kinds)}. Commands: `inspect` shows "
+        "the training data, `features` stores the target's hidden states for it, and "
+        "`regenerate` writes training data in the target's own words.",
         processes=True,
     )
     console = Console(quiet=not is_first())

@@ -16,20 +16,20 @@ from redrafter_jax.files.publish import CARD, NOT_STATED
 
 from .config import LOSSES, TrainSettings
 
-# Marks a card as one to be written anew; whoever edits a card takes the line out.
+# A card with this line is overwritten; users who edit the card remove the line.
 _MARK = "<!-- Written with the head. Take this line out to keep your own words. -->"
-# What the hub's schema says where no licence of its list was chosen.
+# The hub's schema for a licence that is not in its list.
 _LICENCE = {"license": "other", "license_name": NOT_STATED}
-# In commands in place of a target that has no name on the hub.
+# Placeholder in commands for a target that has no hub id.
 _TARGET = "path/or/hub-id/of/the/target"
 
 
 def write_card(settings: TrainSettings, report: Path | None = None) -> None:
-    """Write the card of the head that a run has exported, unless somebody has edited it.
+    """Write the model card of an exported head, unless a user has edited the card.
 
     Args:
-      settings: those of the run.
-      report: `compare.json` of `eval compare`, of which the card tells figures.
+      settings: settings of the training run.
+      report: `compare.json` of `eval compare`; the card shows figures from it.
     """
     folder = settings.output_dir / "drafter"
     path = folder / CARD
@@ -82,7 +82,7 @@ def _header(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _hub_id(name: str) -> str | None:
-    """The name if it is an id of the hub, and no path of this machine, there or not."""
+    """The name if it is a hub id; None if it is a local path, existing or not."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -96,7 +96,7 @@ def _hub_id(name: str) -> str | None:
 
 
 def _public_name(name: str) -> str:
-    """A hub id, or the last part of a path: the rest is nobody's business."""
+    """A hub id, or the last part of a path, so that cards do not publish local folders."""
     return _hub_id(name) or PurePath(name).name
 
 
@@ -157,7 +157,7 @@ def _training(settings: TrainSettings, data: list[dict[str, Any]]) -> str:
 
 
 def _source_name(name: str) -> str:
-    """Of what was read: the last part of a path, or the hub's id."""
+    """Public name of a data source: the last part of its path, or its hub id."""
     place = name.partition(" (")[2].removesuffix(")") or name
     return _public_name(place.rpartition(", ")[2])
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run with orbax: arrays and a JSON record, written atomically."""
+"""Orbax checkpoints of a training run: arrays and a JSON record, written atomically."""
 
 import errno
 import logging
@@ -16,7 +16,7 @@ from redrafter_jax.errors import InputError
 
 
 class Restored(NamedTuple):
-    """A checkpoint read back: its finished steps, its arrays, the JSON record beside them."""
+    """A restored checkpoint: number of finished steps, arrays and the JSON record."""
 
     step: int
     arrays: Any
@@ -25,17 +25,17 @@ class Restored(NamedTuple):
 
 @contextmanager
 def open_checkpoints(folder: Path, kept: int) -> Generator[ocp.CheckpointManager]:
-    """A manager of the newest `kept` checkpoints; saves run in the background.
+    """Open a checkpoint manager that keeps the newest `kept` checkpoints.
 
-    Leaving the block waits for the last save.
+    Saves run in the background; leaving the block waits for the last save.
 
     Raises:
-      InputError: it could not be written.
+      InputError: a checkpoint could not be written.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=kept, create=True)
     log = logging.getLogger("absl")
     before = log.level
-    # orbax logs the traceback of a failed save from each of its threads, and then raises.
+    # Orbax raises failed saves, and also logs a traceback of them from each of its threads.
     log.setLevel(logging.CRITICAL)
     try:
         with ocp.CheckpointManager(folder.absolute(), options=options) as checkpoints:
@@ -49,12 +49,12 @@ def open_checkpoints(folder: Path, kept: int) -> Generator[ocp.CheckpointManager
 def save(
     checkpoints: ocp.CheckpointManager, step: int, arrays: Any, record: dict[str, Any]
 ) -> None:
-    """Save a pytree of arrays and a JSON record; visible only once it is complete.
+    """Save a pytree of arrays and a JSON record atomically, in the background.
 
     Raises:
-      InputError: the save before this one could not be written; older ones are as they were.
+      InputError: the previous save failed; older checkpoints are unchanged.
     """
-    # With the shapes a checkpoint of another model is told from a damaged one.
+    # The shapes distinguish a checkpoint of another model from a damaged one.
     stated = {"record": record, "shapes": _shapes(arrays)}
     with _writing(checkpoints):
         checkpoints.save(
@@ -71,26 +71,26 @@ def _writing(checkpoints: ocp.CheckpointManager) -> Generator[None]:
         yield
     except (OSError, ValueError) as error:
         text = str(error).partition("\n")[0]
-        # The last of tensorstore's chained messages is the operating system's.
+        # The last of tensorstore's chained messages comes from the operating system.
         found = re.search(r"([^:]*) \[os_error_code", text)
         if found is None and not isinstance(error, OSError):
             raise  # a bug, not the disk
         reason = found[1].strip() if found else getattr(error, "strerror", None) or text
         full = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-        remedy = "make room" if reason in full else "mend that"
+        remedy = "free some disk space" if reason in full else "fix the cause"
         newest = checkpoints.latest_step()
-        left = "there is none yet" if newest is None else f"{newest} is the newest whole one"
+        left = "no checkpoint is saved yet" if newest is None else f"step {newest} is still saved"
         raise InputError(
-            f"A checkpoint could not be written to {checkpoints.directory} ({reason}); {left}: "
+            f"A checkpoint could not be written to {checkpoints.directory} ({reason}); {left}; "
             f"{remedy} and start the same command again."
         ) from None
 
 
 def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) -> Restored | None:
-    """The newest complete checkpoint, or None where there is none yet.
+    """Restore the newest complete checkpoint; None if there is no checkpoint.
 
     Raises:
-      InputError: there is a checkpoint and `resume` is False, or it cannot be read, or its arrays
+      InputError: a checkpoint exists although `resume` is False, or cannot be read, or its arrays
         differ in structure or shape from `like`.
     """
     step = checkpoints.latest_step()
@@ -99,28 +99,28 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
     if not resume:
         raise InputError(
             f"{checkpoints.directory} already holds checkpoint {step}; use another output_dir, "
-            "delete this one, or give resume=auto."
+            "delete this folder, or set resume=auto."
         )
 
     def read(**parts: Any) -> Any:
         try:
             return checkpoints.restore(step, args=ocp.args.Composite(**parts))
-        except jax.errors.JaxRuntimeError:  # from the devices or from other processes
+        except jax.errors.JaxRuntimeError:  # raised by a device or another process
             raise
-        except Exception as error:  # orbax raises nothing narrower for what it cannot read
+        except Exception as error:  # orbax has no narrower type for unreadable files
             older = [saved for saved in checkpoints.all_steps() if saved < step]
-            rest = f"to go on from {max(older)}" if older else "to begin again"
+            rest = f"to resume from step {max(older)}" if older else "to start again"
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise InputError(
-                f"Checkpoint {step} in {checkpoints.directory} cannot be read ({reason}); mend "
-                f"it, or delete {step} {rest}."
+                f"Checkpoint {step} in {checkpoints.directory} cannot be read ({reason}); restore "
+                f"its files, or delete {step} {rest}."
             ) from None
 
     stated = read(record=ocp.args.JsonRestore())["record"]
     if stated["shapes"] != _shapes(like):
         raise InputError(
             f"Checkpoint {step} in {checkpoints.directory} does not fit these settings: its arrays "
-            "have other names or shapes; use another output_dir, or delete this one."
+            "have other names or shapes; use another output_dir, or delete this folder."
         )
     expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     arrays = read(arrays=ocp.args.StandardRestore(expected))["arrays"]
@@ -128,6 +128,6 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
 
 
 def _shapes(arrays: Any) -> dict[str, list[int]]:
-    """Shapes by path, in JSON's types."""
+    """Shape of each array by its path in the pytree, in JSON types."""
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in leaves}

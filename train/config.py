@@ -21,18 +21,19 @@ from redrafter_jax.text.prompts import Turns
 from .data.settings import DataSettings, SourceSettings
 from .openings import VARIED
 
-# Settings of `prompts: self` for targets with a chat template alone.
+# Settings that apply only to `prompts: self` with a target that has a chat template.
 USER_SETTINGS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
 
-# The losses that `loss:` gives weights.
+# The losses that `loss:` weights.
 LOSSES = ("hard", "soft", "lk", "tv")
 
 
 class OptimizerSettings(Settings):
-    """A linear warm-up and a cosine decay to zero of AdamW or Muon.
+    """AdamW or Muon, with a linear warm-up and a cosine decay to zero.
 
-    `rule: muon` updates hidden matrices by Muon and the rest by AdamW; it needs fewer tokens.
-    `weight_decay` then reaches Muon's matrices alone, `beta1` and `beta2` the rest alone.
+    `rule: muon` updates hidden matrices with Muon and other parameters with AdamW; it needs fewer
+    tokens. `weight_decay` then applies only to the Muon matrices, `beta1` and `beta2` only to the
+    AdamW parameters.
     """
 
     rule: Literal["adamw", "muon"] = "adamw"
@@ -47,18 +48,18 @@ class OptimizerSettings(Settings):
 
     @property
     def rows_per_step(self) -> int:
-        """How many rows of the data a step reads."""
+        """Number of data rows per optimizer step."""
         return self.batch_size * self.accumulation_steps
 
 
 class TrainData(DataSettings):
-    """The data of a training run, whose short documents share rows: `pack`."""
+    """The data of a training run; `pack` puts several short documents into one row."""
 
     pack: bool = True
 
 
 class RegenerateData(DataSettings):
-    """The data whose words are taken up; `prompts: self` reads no sources."""
+    """The data that prompts are taken from; `prompts: self` reads no sources."""
 
     sources: list[SourceSettings] = []
 
@@ -66,25 +67,26 @@ class RegenerateData(DataSettings):
 class RegenerateSettings(Settings):
     """`python -m train regenerate`: training data in the target's own words.
 
-    With `prompt_tokens` texts are continued: `count` pieces of so many tokens, each the beginning
-    of a row all of which carries loss, drawn from all sources alike, whatever their weights. Each
-    becomes a row of `data.sequence_length` tokens, unless the target ends it before.
+    With `prompt_tokens`, the target continues texts. `count` prompts of `prompt_tokens` tokens are
+    drawn uniformly from the full rows of all sources, ignoring source weights; all tokens of such a
+    row carry loss. Each prompt becomes a row of `data.sequence_length` tokens, unless the target
+    ends the text earlier.
 
-    Without it the assistant's turns of conversations are rewritten, of `count` conversations or of
-    all, each answer in at most `max_new_tokens` and no row longer than `data.sequence_length`.
+    Without `prompt_tokens`, the target rewrites the assistant turns of `count` conversations, or of
+    all. An answer has at most `max_new_tokens` tokens, and a row at most `data.sequence_length`.
 
-    With `prompts: self` there is no data: the target writes the user's turns too, `turns` of them,
-    each drawn by `user_sampling` in at most `max_user_tokens`, until there are `count`
-    conversations or `tokens` tokens that carry loss. It is given the words of `user_openings` in
-    turns, as the beginning of the first question, so that questions are of many kinds; where they
-    are empty, and by default, a question begins freely. `varied` are those of
-    `train.openings`. A target without a chat template continues single tokens.
+    With `prompts: self` there is no data: the target also writes the user turns. A conversation has
+    `turns` of them, each sampled with `user_sampling` in at most `max_user_tokens` tokens; writing
+    ends at `count` conversations or at `tokens` tokens that carry loss. The first question of each
+    conversation begins with the next of `user_openings`, in turn, so that questions are of many
+    kinds; without openings, or with an empty one, the question begins freely. `varied` selects the
+    openings of `train.openings`. A target without a chat template continues single tokens instead.
 
-    Text or conversation i is drawn with seed i at `temperatures[i % len(temperatures)]`,
-    `batch_size` together. With `prompts: self` i counts from `first_seed`, so that several machines
-    share the work: each writes an output of its own, with other seeds. A `drafter`, whose trees
-    `tree` states, makes it faster and changes nothing. `mesh` states the devices that share the
-    work.
+    Text or conversation i is sampled with seed i at `temperatures[i % len(temperatures)]`;
+    `batch_size` of them are decoded together. With `prompts: self`, i counts
+    from `first_seed`, so that several machines can share the work: give each its own output and
+    other seeds. A `drafter`, with the tree given by `tree`, makes decoding faster and does not
+    change the output. `mesh` sets the devices that share the work.
     """
 
     target: Path
@@ -110,11 +112,11 @@ class RegenerateSettings(Settings):
     output: Path
 
     def temperature_of(self, seed: int) -> float:
-        """The temperature of the text or conversation with that seed."""
+        """The sampling temperature of the text or conversation with this seed."""
         return self.temperatures[seed % len(self.temperatures)]
 
     def opening_of(self, seed: int) -> str:
-        """How the first question of the conversation with that seed begins; empty if freely."""
+        """First words of the conversation with this seed; empty if it begins freely."""
         openings = VARIED if self.user_openings == "varied" else self.user_openings or [""]
         # Each opening is used at every temperature.
         return openings[seed // len(self.temperatures) % len(openings)]
@@ -123,24 +125,24 @@ class RegenerateSettings(Settings):
     def _rows_of_one_document(self) -> "RegenerateSettings":
         for name, value in (("pack", False), ("long_records", "cut"), ("train_turns", "all")):
             if getattr(self.data, name) != value:
-                raise ValueError(f"regeneration does not read data.{name}; leave it out")
+                raise ValueError(f"regeneration does not use data.{name}; leave it out")
         if self.drafter is None and self.tree != TreeConfig():
-            raise ValueError("tree is how a drafter drafts; give drafter, or leave it out")
+            raise ValueError("tree needs a drafter; set drafter, or leave tree out")
         return self
 
     @model_validator(mode="after")
     def _one_kind_of_prompts(self) -> "RegenerateSettings":
         if self.prompts == "self":
             if (self.count is None) == (self.tokens is None):
-                raise ValueError("prompts: self needs either count or tokens, to know when to end")
+                raise ValueError("prompts: self needs either count or tokens as its limit")
             if self.data.sources or self.prompt_tokens is not None:
                 raise ValueError(
-                    "prompts: self reads neither data.sources nor prompt_tokens; leave them out"
+                    "prompts: self uses neither data.sources nor prompt_tokens; leave them out"
                 )
             if self.user_sampling.temperature == 0:
                 raise ValueError(
-                    "user_sampling.temperature is 0, at which every conversation would begin with "
-                    "the same question; raise it"
+                    "user_sampling.temperature is 0, so every conversation would begin with the "
+                    "same question; raise it"
                 )
             return self
         if not self.data.sources:
@@ -151,35 +153,37 @@ class RegenerateSettings(Settings):
         if self.prompt_tokens is None:
             if any(source.weight != 1 for source in self.data.sources):
                 raise ValueError(
-                    "rewriting conversations does not read data.sources.weight; leave it out"
+                    "rewriting conversations does not use data.sources.weight; leave it out"
                 )
             return self
         if self.count is None:
-            raise ValueError("count is missing: say how many texts prompt_tokens are taken from")
+            raise ValueError("prompt_tokens needs count, the number of texts to continue")
         if self.max_new_tokens is not None:
             raise ValueError(
-                "max_new_tokens is for conversations; texts are continued to data.sequence_length "
-                "tokens, so leave it or prompt_tokens out"
+                "max_new_tokens is only for conversations, but prompt_tokens continues texts to "
+                "data.sequence_length tokens; leave one of the two out"
             )
         if self.prompt_tokens >= self.data.sequence_length:
             raise ValueError(
-                f"prompt_tokens is {self.prompt_tokens}, which leaves nothing to write of "
+                f"prompt_tokens is {self.prompt_tokens}, but must be less than "
                 f"data.sequence_length={self.data.sequence_length}"
             )
         return self
 
 
 class DrafterSettings(DrafterShape):
-    """Shape of the drafter, and where it starts.
+    """Shape of the drafter and its initial parameters.
 
-    `initial_drafter` is a trained drafter, of this shape, whose parameters it starts with; it may
-    lack the layer of `attention`, which then starts as one that adds nothing. Without a trained one
-    `initial_head: target` starts the head, or each of several, from the target's own, or from its
-    strongest directions where `exit_dim` or `head_rank` is less than the target's width.
+    `initial_drafter` names a trained drafter of this shape, whose parameters training starts from;
+    if it lacks the `attention` layer, that layer starts as one that adds nothing. Without it,
+    `initial_head: target` initializes the output head (each of them, if there are several) from the
+    target's output head, or from its leading singular directions if `exit_dim` or `head_rank` is
+    less than the target's width.
 
-    Of `draft_vocab_size` tokens the head knows those that the training data asks for most often, or
-    those of `initial_drafter`, whose number must be stated or left at "auto". One with `head:
-    target` has no parameters of its tokens, so that another number is chosen from the data.
+    With `draft_vocab_size`, the head drafts the tokens that carry loss most often in the training
+    data. With `initial_drafter` it keeps that drafter's tokens: state the same number, or leave
+    "auto". A drafter with `head: target` has no parameters per token, so another number is accepted
+    and the tokens are chosen from the data.
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = "auto"
@@ -191,26 +195,27 @@ class DrafterSettings(DrafterShape):
     def _one_start(self) -> "DrafterSettings":
         if self.initial_drafter and self.initial_head == "target":
             raise ValueError(
-                "initial_drafter gives the head too; leave initial_head out, or initial_drafter"
+                "initial_drafter already initializes the head; leave out initial_head or "
+                "initial_drafter"
             )
         return self
 
 
 class LossSettings(Settings):
-    """Weights of the losses, which are added up, over rounds too.
+    """Weights of the losses; the training loss is their weighted sum over all rounds.
 
-    `hard` is cross-entropy with the data's next token. `soft` is the KL divergence from the
-    target's own distribution, both at `soft_temperature`, the target's cut to its `soft_top_k` most
-    likely tokens if that is given; what the drafter gives to other tokens is lost. It is multiplied
-    by the temperature's square, so that gradients keep their size (arXiv 1503.02531). `lk` is the
-    negative logarithm of the probability that the two share, `-log sum min(p, q)`, and `tv` their
-    total variation, `1 - sum min(p, q)`. Round i (from 0) counts `round_decay**i` times.
+    `hard` is the cross-entropy with the next token of the data. `soft` is the KL divergence from
+    the target's distribution, restricted to its `soft_top_k` most likely tokens if given, to the
+    drafter's, both at `soft_temperature`; it is multiplied by the squared temperature, so that
+    gradients keep their size (arXiv 1503.02531). `lk` is the negative logarithm of the probability
+    mass that the two distributions share, `-log sum min(p, q)`, and `tv` is their total variation
+    distance, `1 - sum min(p, q)`. Round i (from 0) has weight `round_decay**i`.
 
-    With `drafted_only` a prediction carries no loss where the target's most likely token is none of
-    those that the head drafts.
+    With `drafted_only`, predictions whose most likely target token is outside the draft vocabulary
+    carry no loss.
 
-    Positions are scored `chunk_length` (C) at a time, so that the logits are [B, C + R, V] of the
-    target and [R, B, C, V] of the drafter at most, R being `draft_rounds`.
+    Positions are scored in chunks of `chunk_length` (C), so that the logits are at most
+    [B, C + R, V] for the target and [R, B, C, V] for the drafter, where R is `draft_rounds`.
     """
 
     hard: float = Field(default=0.0, ge=0)
@@ -227,28 +232,28 @@ class LossSettings(Settings):
     def _some_loss(self) -> "LossSettings":
         if not any(getattr(self, name) for name in LOSSES):
             names = f"{', '.join(LOSSES[:-1])} and {LOSSES[-1]}"
-            raise ValueError(f"{names} are all 0; give one of them a weight above 0")
+            raise ValueError(f"{names} are all 0; set at least one of them above 0")
         return self
 
 
 class TrainMeshSettings(MeshSettings):
-    """Devices that train together: `data` splits the batch, `model` the target and the drafter.
+    """Device mesh of training: `data` splits the batch, `model` the target and the drafter.
 
-    `fully_sharded` splits the drafter's parameters and the optimizer's state over `data` as well.
+    `fully_sharded` also splits the drafter's parameters and the optimizer state over `data`.
     """
 
     fully_sharded: bool = False
 
 
 class AcceptanceSettings(Settings):
-    """Trying the drafter while it trains: held-out prompts, decoded greedily as in use.
+    """Evaluation of the drafter during training: greedy decoding of held-out prompts.
 
-    Every `every` steps, and after the last one, the first `prompt_count` rows of `prompts` (all, if
-    it is not given; see `redrafter_jax.text.prompts`) get `max_new_tokens` tokens each,
-    `batch_size` of them together. With `turns` "all" a row's later turns are asked too, behind the
-    target's own answers, which are decoded once; with 1 they are left out. With `chat` a prompt is
-    a user's turn in the chat template of `data`, and the answer may end before; by default that is
-    so where `data` holds conversations or the target's tokenizer brings a template.
+    Every `every` steps and after the last step, `max_new_tokens` tokens are decoded for each of the
+    first `prompt_count` rows of `prompts` (all rows by default; see `redrafter_jax.text.prompts`),
+    `batch_size` rows together. With `turns` "all", later turns of a row are asked too, after the
+    target's own answers, which are decoded once; with 1 only the first turn is asked. With `chat`,
+    prompts are user turns in the chat template of `data`, and an answer may end early; this is the
+    default if `data` holds conversations or the target's tokenizer has a template.
     """
 
     every: PositiveInt
@@ -262,28 +267,28 @@ class AcceptanceSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """`python -m train`: a drafter for a frozen target.
+    """`python -m train`: train a drafter for a frozen target.
 
-    With `features` the target's hidden states and most likely tokens are read from that folder,
-    which `python -m train features` writes, and its layers do not run.
+    With `features`, training reads the target's hidden states and most likely tokens from that
+    folder, which `python -m train features` writes, and does not run the target's layers.
 
-    A finished run goes on where `steps` is raised: parameters, the optimizer's averages and the
-    place in the data are kept, and the schedule is that of a run of the new length, so that the
-    learning rate rises once.
+    A finished run continues if `steps` is raised: the parameters, the optimizer state and the
+    position in the data are kept, and the learning rate follows the schedule of the new length, so
+    that it rises once.
 
     Attributes:
       target: folder or hub id of the target, or a GGUF file.
       target_dtype: dtype of the loaded target.
-      draft_rounds: R, the tokens that the drafter learns to draft.
-      features: folder of kept hidden states.
-      acceptance: held-out prompts that the drafter is tried on; null tries none.
-      steps: updates of the parameters.
-      seed: seed of the parameters that training starts from.
+      draft_rounds: R, the number of tokens that the drafter learns to draft.
+      features: folder of stored hidden states.
+      acceptance: evaluation on held-out prompts during training; null disables it.
+      steps: number of optimizer steps.
+      seed: seed of the initial parameters.
       log_every: steps between two rows of `metrics.jsonl`; the terminal may show fewer.
       checkpoint_every: steps between two checkpoints.
-      checkpoints_kept: number of the latest checkpoints that stay.
-      resume: whether to go on from a checkpoint in `output_dir`.
-      output_dir: folder for all that the run writes.
+      checkpoints_kept: number of newest checkpoints to keep.
+      resume: whether to resume from a checkpoint in `output_dir`.
+      output_dir: folder of all output of the run.
     """
 
     target: Path

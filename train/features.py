@@ -1,7 +1,7 @@
-"""`python -m train features --config configs/x.yaml features=DIR`: run the target just once.
+"""`python -m train features --config configs/x.yaml features=DIR`: run the target only once.
 
-One forward pass over the data of a training run writes what training reads of it: hidden states
-and the most likely tokens. Runs that state the same `features` do without the target's layers.
+One forward pass over the data of a training run stores the target's hidden states and most likely
+tokens. Training runs with the same `features` read them and do not run the target's layers.
 """
 
 import shutil
@@ -47,15 +47,14 @@ from .gradients import layers_read, run_target
 from .loss import TopTokens
 from .setup import digest_rows, load_sources
 
-# Largest shard in bytes, unless a single pass takes more: what a kill may lose.
+# Largest shard in bytes, unless one pass takes more; a killed run loses at most one shard.
 _SHARD_BYTES = 64 << 20
 
 
 class FeaturesSettings(TrainSettings):
-    """`python -m train features`: a training run's settings, and what is kept of its data.
+    """`python -m train features`: the settings of a training run, and `top_k`.
 
-    `features` is the folder that is written. The target reads `optimizer.batch_size` rows at a
-    time.
+    `features` is the output folder. The target reads `optimizer.batch_size` rows at a time.
 
     Attributes:
       top_k: number of most likely tokens kept of the target's distribution at each position.
@@ -65,7 +64,7 @@ class FeaturesSettings(TrainSettings):
 
 
 def features(arguments: Sequence[str]) -> None:
-    """Write the features of a training run's data, or what is missing of them.
+    """Write the features of a training run's data, or the shards that are missing.
 
     Raises:
       InputError: the settings, the target or the data cannot be used, the folder holds other
@@ -73,21 +72,21 @@ def features(arguments: Sequence[str]) -> None:
     """
     settings = parse_settings(
         FeaturesSettings,
-        "Keep the target's hidden states and most likely tokens for the data of a training run.",
+        "Store the target's hidden states and most likely tokens for the data of a training run.",
         arguments,
         command="features",
         processes=True,
     )
     folder = settings.features
     if folder is None:
-        raise InputError("features is missing; name the folder to write, features=DIR.")
+        raise InputError("features is missing; set the output folder with features=DIR.")
     mesh, files = settings.mesh.build(), open_target(settings.target)
     config = files.config
     check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     settings.drafter.build_for(config, settings.draft_rounds)
     if settings.top_k > config.vocab_size:
         raise InputError(
-            f"top_k is {settings.top_k}; the target has {config.vocab_size} tokens, lower it."
+            f"top_k is {settings.top_k}, but the target has {config.vocab_size} tokens; lower it."
         )
     make_folder(folder, "features")
     with hold(folder, "features"):
@@ -118,7 +117,7 @@ def _write_features(
 def make_index(
     settings: FeaturesSettings, files: TargetFiles, windows: Sequence[Windows]
 ) -> FeatureIndex:
-    """The index of the folder to be written."""
+    """Build the index of the features to write."""
     *starts, total = np.cumsum([0, *(len(each.tokens) for each in windows)]).tolist()
     rows_per_pass = settings.optimizer.batch_size
     drafter = settings.drafter.build_for(files.config, settings.draft_rounds)
@@ -138,13 +137,13 @@ def make_index(
 
 
 def token_bytes(config: TargetConfig, context_layers: Sequence[int], top_k: int) -> int:
-    """Bytes that a token takes on disk."""
+    """Bytes on disk per token."""
     hidden = (len(context_layers) + 1) * config.hidden_size * 2
     return hidden + top_k * (2 + _id_dtype(config.vocab_size).itemsize)
 
 
 def write_index(folder: Path, index: FeatureIndex) -> None:
-    """Write the index, or compare it with the one that the folder has.
+    """Write the index, or check that it equals the folder's existing index.
 
     Raises:
       InputError: the folder holds other features.
@@ -157,7 +156,7 @@ def write_index(folder: Path, index: FeatureIndex) -> None:
     stated, found = index.model_dump(), existing.model_dump()
     if changed := [name for name in stated if stated[name] != found[name]]:
         raise InputError(
-            f"{folder} holds features with other settings for {', '.join(changed)}; use another "
+            f"{folder} holds features with other values of {', '.join(changed)}; use another "
             "folder, or delete this one."
         )
 
@@ -170,7 +169,7 @@ def check_space(
     missing: Sequence[int],
     console: Console,
 ) -> None:
-    """Print the size of all shards and what is free.
+    """Print the size of all shards and the free disk space.
 
     Raises:
       InputError: the missing shards do not fit.
@@ -188,7 +187,7 @@ def check_space(
     )
     if needed > free:
         raise InputError(
-            f"{folder} needs {decimal(needed)} more, and {decimal(free)} are free; make room, name "
+            f"{folder} needs {decimal(needed)} more, but {decimal(free)} are free; make room, use "
             "another folder, or lower top_k."
         )
 
@@ -201,13 +200,13 @@ def write_shards(
     rows: Windows,
     chunk_length: int,
 ) -> None:
-    """Run the target over the rows of the missing shards, and write each when it is complete.
+    """Run the target over the rows of the missing shards and write each complete shard.
 
     Raises:
       InputError: a shard cannot be written.
     """
     total = sum(index.shards[shard + 1] - index.shards[shard] for shard in missing)
-    for path in folder.glob(".tmp??????") if is_first() else ():  # safetensors', of a killed run
+    for path in folder.glob(".tmp??????") if is_first() else ():  # of a killed run
         path.unlink()
     with progress(total, "rows read") as advance:
         for shard in missing:
@@ -225,8 +224,8 @@ def write_shards(
 def features_of_rows(
     target: Target, rows: Windows, start: int, stop: int, index: FeatureIndex, chunk_length: int
 ) -> dict[str, np.ndarray]:
-    """The arrays of a shard for some of its rows: token after token, without padding."""
-    # The last pass has fewer rows; padded with its last row it needs no program of its own.
+    """Arrays of a shard for rows `start` to `stop`: tokens concatenated without padding."""
+    # Pad the last pass with its last row, so that it reuses the compiled program.
     indices = np.minimum(np.arange(start, start + index.rows_per_pass), stop - 1)
     part, parts = rows_of_process(target.mesh)
     own = np.split(indices, parts)[part]
@@ -260,7 +259,8 @@ def compute_features(
     top_k: int,
     chunk_length: int,
 ) -> tuple[Float[Array, "B T Z"], TopTokens]:
-    """Hidden states and most likely tokens in bfloat16; logits of one chunk exist at a time."""
+    """Compute hidden states and top-k tokens, floats in bfloat16; logits exist for one chunk
+    only."""
     hidden = run_target(target, tokens, segments, context_layers, raw_layers)
     decoder = target.merge()
 
@@ -284,7 +284,7 @@ def _write(path: Path, parts: Sequence[dict[str, np.ndarray]], starts: np.ndarra
         # safetensors makes files that only their owner may read.
         shutil.copymode(path.with_name("index.json"), path)
     except SafetensorError as error:  # a full disk, for example
-        raise InputError(f"{path} could not be written ({error}).") from None
+        raise InputError(f"{path} could not be written ({error}); free disk space.") from None
 
 
 def _id_dtype(vocab_size: int) -> np.dtype:

@@ -1,4 +1,4 @@
-"""Gradients of a step's batches: through the losses chunk by chunk, through contexts row by row."""
+"""Gradients of a training step: through the losses by chunks, through the contexts by rows."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,14 +28,14 @@ from .loss import (
 
 
 class Batches(NamedTuple):
-    """A accumulated batches; what a step reads.
+    """The data of a training step: A accumulated batches.
 
     Attributes:
       tokens: token ids.
-      loss_mask: True where predicting the token counts.
-      segments: number of the token's document.
-      hidden: kept hidden states of the target; None where it runs.
-      top: kept most likely tokens; None where the target's logits are taken.
+      loss_mask: True for tokens whose prediction carries loss.
+      segments: number of the token's document within its row.
+      hidden: stored hidden states of the target; None if the target runs.
+      top: stored top-k tokens of the target; None if its logits are computed.
     """
 
     tokens: Int[Array, "A B T"]
@@ -45,12 +45,12 @@ class Batches(NamedTuple):
     top: TopTokens | None
 
 
-# Gradients, the loss, and the means that it is made of.
+# Gradients, the loss, and the means per round that the loss is computed from.
 Totals = tuple[nnx.State, Array, RoundSums]
 
 
 def layers_read(drafter: HeadConfig, target: TargetConfig) -> tuple[tuple[int, ...], bool]:
-    """The context layers of a drafter of this target, and whether it reads them as they are."""
+    """Context layers of a drafter, and whether it reads their raw, unnormalized outputs."""
     layers, training = drafter.layers_of(target), kind_of(drafter).training
     return layers, bool(layers) and training is not None and training.raw_layers
 
@@ -62,9 +62,10 @@ def run_target(
     context_layers: tuple[int, ...],
     raw_layers: bool,
 ) -> Float[Array, "B T Z"]:
-    """The target's hidden states; on a mesh every device runs its part.
+    """Compute the target's hidden states; on a mesh every device runs its part of the rows.
 
-    Those of context layers are as they leave the layer, or all of one scale; see `Decoder`.
+    With `raw_layers` the states of context layers are raw layer outputs, otherwise they are
+    normalized to one scale; see `Decoder.of_one_scale`.
     """
 
     @per_shard
@@ -87,10 +88,10 @@ def add_gradients(
     rounds: int,
     settings: LossSettings,
 ) -> Totals:
-    """Gradients of the loss of all batches, the loss, and its parts per round.
+    """Compute the gradients of the loss of all batches, the loss, and its parts per round.
 
-    The loss is a mean over the counted positions of all of them. On a mesh each data shard sums its
-    own gradients; they are added up once, at the end.
+    The loss is a mean over the counted positions of all batches. On a mesh each data shard
+    accumulates its own gradients, which are summed over shards once, at the end.
     """
     decoder, head = target.merge(), nnx.merge(graphdef, params)
     shards, mesh = data_shards(target.mesh), target.mesh
@@ -105,7 +106,7 @@ def add_gradients(
         drafter, chunk = nnx.merge(graphdef, params), chunk._replace(contexts=contexts)
         sums = round_sums(drafter, decoder, chunk, rounds=rounds, settings=settings)
         means = jax.tree.map(lambda leaf: (leaf.T * share).T, sums)
-        # A loss of weight 0 is reported, but has no gradient.
+        # A loss with weight 0 is reported but gets no gradient.
         weights = {name: getattr(settings, name) for name in LOSSES}
         weighted = sum(weight * getattr(means, name) for name, weight in weights.items() if weight)
         return (decay * weighted).sum(), means
@@ -122,7 +123,7 @@ def add_gradients(
         copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (shards, *leaf.shape)), tree)
         return constrain_rows(copies, mesh)
 
-    # Chunk by chunk, so that no chunk's activations outlive it.
+    # A scan over chunks frees the activations of each chunk before the next one.
     def add_chunk(carry: Totals, chunk: Chunk) -> tuple[Totals, Any]:
         grouped = by_shard(chunk)
         (value, means), gradients = differentiate(params, grouped.contexts, grouped)
@@ -145,8 +146,8 @@ def add_gradients(
             layers, raw = layers_read(head.config, target.config)
             hidden = run_target(target, batch.tokens, batch.segments, layers, raw)
         contexts, carry_back = hidden.astype(jnp.float32), None
-        # A head that attends reads more than a chunk: gradients of what it read are gathered from
-        # all chunks, and carried back through the whole rows.
+        # A head with attention reads whole rows: collect the gradients of its contexts from all
+        # chunks, then backpropagate through the rows.
         if head.attends:
             rows = by_shard((contexts, batch.tokens, batch.segments))
             read = partial(jax.vmap(read_rows), hidden=rows[0], tokens=rows[1], segments=rows[2])

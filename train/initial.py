@@ -1,4 +1,4 @@
-"""The drafter that training starts from."""
+"""Initialization of the drafter before training."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
@@ -29,18 +29,18 @@ def new_drafter(
     sources: Sequence[tuple[Windows, float]],
     seed: int,
 ) -> LoadedHead:
-    """A drafter to start from, of the target's width, that learns to draft R = `rounds` tokens.
+    """Initialize a drafter of the target's width that learns to draft R = `rounds` tokens.
 
-    A smaller vocabulary, if one is asked for, is chosen from the training data, the `sources`.
+    A reduced draft vocabulary is chosen from the training data, `sources`.
 
     Raises:
-      InputError: the head is to start from the target's, but is wider; the target has fewer tokens
-        or layers than are asked for; or a trained drafter to start from is of another shape.
+      InputError: the head is wider than the target's, from which it is initialized; the settings
+        ask for more tokens or layers than the target has; or `initial_drafter` has another shape.
     """
     tokens = None
     count = settings.count_draft_tokens(target.config.vocab_size)
     if count is not None:
-        # Without end tokens no draft could end a text: each would take one more target call.
+        # Without end tokens in the draft vocabulary, every text would take one more target call.
         ends = set(target.config.eos_token_ids)
         tokens = most_frequent(sources, count, target.config.vocab_size, ends)
     if settings.initial_drafter is not None:
@@ -72,23 +72,23 @@ def _load_initial(
     kind = kind_of(drafter.config)
     if kind.training is None:
         raise InputError(
-            f"drafter.initial_drafter is {folder}, {kind.title}, which is not trained here; name "
-            f"one of {', '.join(TRAINING)}."
+            f"drafter.initial_drafter is {folder}, {kind.title}, which cannot be trained; use a "
+            f"drafter of kind {', '.join(TRAINING)}."
         )
     tokens = drafter.config.draft_tokens
     count = len(tokens or ()) or None
     asked = settings.draft_vocab_size
     if asked not in (count, "auto") and drafter.config.head == "target":
-        # None of its parameters belongs to a token, so that the data may choose others.
+        # This drafter has no parameters per token, so its tokens are chosen from the data.
         module, tokens = drafter.merge(), chosen
         module.config = replace(module.config, draft_tokens=chosen)
         drafter = Model.split(module.config, module)
     elif asked not in (count, "auto"):
         raise InputError(
-            f"drafter.draft_vocab_size is {asked}, and that of {folder} is "
-            f"{count}; state the same, or another drafter.initial_drafter."
+            f"drafter.draft_vocab_size is {asked}, but {folder} has "
+            f"{count}; set the same value, or use another drafter.initial_drafter."
         )
-    # "auto" is as many as it has.
+    # "auto" takes the size of the initial drafter.
     shape = settings.model_copy(update={"draft_vocab_size": None})
     config = shape.build_for(target, rounds, tokens)
     if kind is kind_of(config):
@@ -97,8 +97,8 @@ def _load_initial(
     for name in stated | found:
         if stated.get(name) != found.get(name):
             raise InputError(
-                f"drafter.initial_drafter is {folder}, whose {name} is {found.get(name)} and not "
-                f"{stated.get(name)}; state the same shape."
+                f"drafter.initial_drafter is {folder}, whose {name} is {found.get(name)}, not "
+                f"{stated.get(name)}; set the same shape under drafter."
             )
     return drafter
 
@@ -106,7 +106,7 @@ def _load_initial(
 def _with_additions(
     drafter: LoadedHead, config: HeadConfig, additions: Sequence[str], seed: int
 ) -> LoadedHead:
-    """The drafter with a fresh part that `config` has and it has not; else as it is."""
+    """Add newly initialized parameters for the `additions` that only `config` has."""
     added = {name: getattr(config, name) for name in additions}
     if not any(added.values()) or any(getattr(drafter.config, name) for name in added):
         return drafter
@@ -122,18 +122,18 @@ def most_frequent(
     vocab_size: int,
     always: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """The `count` of V tokens that most often carry loss, in rising order.
+    """Choose the `count` of V tokens that carry loss most often, in ascending order.
 
-    Each source counts by its weight, whatever its size. Of equally frequent tokens the lower ids
-    are taken. Those of `always`, such as the end token, are included however rare they are.
+    Each source counts by its weight, regardless of its size. Ties go to the lower token id. The
+    tokens of `always`, such as the end token, are always included.
 
     Raises:
-      InputError: the vocabulary has fewer tokens, or `always` more.
+      InputError: the vocabulary has fewer than `count` tokens, or `always` has more.
     """
     if not len(always) <= count <= vocab_size:
         raise InputError(
             f"drafter.draft_vocab_size is {count}; the target has {vocab_size} tokens, of which "
-            f"{len(always)} end a text and are always drafted, so ask for {len(always)} to "
+            f"{len(always)} end a text and are always included, so set {len(always)} to "
             f"{vocab_size}, or leave it out for all."
         )
     frequency = _frequencies(sources, vocab_size)
@@ -145,7 +145,7 @@ def most_frequent(
 def share_drafted(
     sources: Sequence[tuple[Windows, float]], tokens: Collection[int], vocab_size: int
 ) -> float:
-    """The part of the tokens that carry loss that can be drafted, as `most_frequent` counts."""
+    """Fraction of the tokens that carry loss that are in `tokens`, with sources weighted."""
     frequency = _frequencies(sources, vocab_size)
     return float(frequency[list(tokens)].sum() / frequency.sum())
 
@@ -153,7 +153,7 @@ def share_drafted(
 def _frequencies(
     sources: Sequence[tuple[Windows, float]], vocab_size: int
 ) -> Float[np.ndarray, " V"]:
-    """How often each token carries loss in a row, weighted by its source."""
+    """Mean count per row of each token that carries loss, with sources weighted."""
     frequency = np.zeros(vocab_size)
     for windows, weight in sources:
         counts = np.bincount(windows.tokens[windows.loss_mask], minlength=vocab_size)

@@ -1,7 +1,7 @@
-"""`python -m train inspect --config configs/x.yaml`: what training would see, before it does.
+"""`python -m train inspect --config configs/x.yaml`: show the data that training would read.
 
-Documents are shown as the target's tokens spell them, those that carry loss in green; in a pipe,
-between ⟦ and ⟧ instead.
+Documents are decoded from their tokens. Tokens that carry loss are green on a terminal, and
+enclosed in ⟦ and ⟧ elsewhere.
 """
 
 import re
@@ -26,16 +26,16 @@ from .data.types import Document
 from .setup import load_sources
 
 _CARRIES_LOSS = "bold green"
-# Else a record could move the terminal's cursor.
+# Control characters in a record could move the terminal's cursor.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class InspectSettings(TrainSettings):
-    """`python -m train inspect`: a training run's settings, and how much of its data to show.
+    """`python -m train inspect`: the settings of a training run, and how much data to show.
 
     Attributes:
-      examples: documents of each source, drawn by `data.shuffle_seed`.
-      example_tokens: tokens shown of each at most, from its beginning.
+      examples: number of documents shown per source, chosen by `data.shuffle_seed`.
+      example_tokens: maximum number of tokens shown per document, from its beginning.
     """
 
     examples: PositiveInt = 3
@@ -46,17 +46,16 @@ def inspect(arguments: Sequence[str]) -> None:
     """Print the counts of every source and some of its documents.
 
     Raises:
-      InputError: what is wrong with the data; prompts and the drafter are for the run itself to
-        check.
+      InputError: the data cannot be used; prompts and the drafter are not checked.
     """
     settings = parse_settings(
         InspectSettings,
-        "Show the data of a training run, tokens that carry loss in colour.",
+        "Show the data of a training run, with tokens that carry loss in colour.",
         arguments,
         command="inspect",
     )
     console = Console()
-    # What would stop a run is shown too, and told.
+    # Faults that would stop a training run are reported, and the data is still shown.
     shown = settings
     if settings.data.skips == "report":
         shown = settings.model_copy(
@@ -86,7 +85,7 @@ def inspect(arguments: Sequence[str]) -> None:
 
 
 def print_document(document: Document, tokenizer: Tokenizer, most: int, console: Console) -> None:
-    """Print where it is from, its counts, and at most `most` of its tokens as text."""
+    """Print a document's origin, its token counts, and the text of at most `most` tokens."""
     total, counted = len(document.tokens), int(document.loss_mask.sum())
     counts = f"{total} tokens, {counted} carry loss"
     console.rule(Text(f"{document.place}: {document.kind}, {counts}"), align="left")
@@ -103,12 +102,12 @@ def print_document(document: Document, tokenizer: Tokenizer, most: int, console:
 
 
 def split_runs(document: Document, tokenizer: Tokenizer, most: int) -> Iterator[tuple[str, bool]]:
-    """The text of the first `most` tokens in runs that carry loss, or do not, as a whole."""
+    """Split the text of the first `most` tokens into runs with and without loss."""
     tokens, before, end = document.tokens[:most].tolist(), "", 0
     for carries_loss, run in groupby(document.loss_mask[:most].tolist()):
         end += len(list(run))
-        # Decoded from the beginning: some tokenizers drop a leading space. Half a character at the
-        # edge is left to the next run.
+        # Decode from the beginning, since some tokenizers drop a leading space. An incomplete
+        # character at the end belongs to the next run.
         text = tokenizer.decode(tokens[:end], skip_special_tokens=False)
         text = text if end == len(tokens) else text.rstrip("�")
         yield _CONTROL.sub(lambda match: repr(match[0])[1:-1], text[len(before) :]), carries_loss

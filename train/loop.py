@@ -35,10 +35,13 @@ Stop: TypeAlias = Signals | Literal["late"]
 
 
 class Outcome(NamedTuple):
-    """How a run ended: its last step, the drafter's folder, the best one, and what stopped it.
+    """The outcome of a training run.
 
-    Nothing is exported where it was asked to stop before its last step, by a signal or by `is_late`
-    of `train`.
+    Attributes:
+      step: number of finished steps.
+      exported: folder of the exported drafter; None if a signal or `is_late` ended the run early.
+      best: the drafter with the highest acceptance length so far, if `acceptance` is set.
+      stopped_by: the signal that ended the run early, if any.
     """
 
     step: int
@@ -48,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a run is: its finished steps, its state, and the drafter that did best so far."""
+    """Progress of a run: number of finished steps, training state, best drafter so far."""
 
     step: int
     state: TrainState
@@ -60,12 +63,12 @@ def train(
 ) -> Outcome:
     """Train a drafter and export it to `drafter` in the output folder.
 
-    With `is_late`, which is asked after every step, the run ends with a checkpoint once it is true,
-    and may have begun with other `steps`.
+    `is_late` is called with the step after every step; once it returns True, the run saves a
+    checkpoint and ends. A run with `is_late` may also resume a run with other `steps`.
 
-    A run that was killed goes on from its newest checkpoint, to the same parameters bit for bit.
-    SIGTERM or Ctrl-C ends it after a last checkpoint. Where `acceptance` is set, the drafter that
-    was accepted most is exported to `best`.
+    A killed run resumes from its newest checkpoint and reaches the same parameters bit for bit.
+    SIGTERM or Ctrl-C ends the run after a last checkpoint. If `acceptance` is set, the drafter with
+    the highest acceptance length is exported to `best`.
 
     Raises:
       InputError: the target, the data or a checkpoint does not fit the settings, the folder cannot
@@ -82,7 +85,7 @@ def _train(
 ) -> Outcome:
     run = set_up(settings, console)
     folder = settings.output_dir
-    # Signals are watched outermost: closing the checkpoints waits for the last save.
+    # Watch signals in the outer block: closing the checkpoints waits for the last save.
     with (
         watch_for_termination() as asked_to_stop,
         open_checkpoints(folder / "checkpoints", settings.checkpoints_kept) as checkpoints,
@@ -113,7 +116,7 @@ def _train(
                     progress.show(position.step, scalars)
                 if "save" in due or stopped_by:
                     save(run, position, checkpoints)
-                # After the save: printing fails where the reader of the pipe is gone.
+                # Print after saving: printing to a closed pipe raises.
                 progress.print_status(due="try" in due or position.step == settings.steps)
 
     exported = export(run, position) if position.step == settings.steps else None
@@ -127,12 +130,12 @@ def resume(
     console: Console,
     steps_may_change: bool = False,
 ) -> Position:
-    """Restore the newest checkpoint, the position in the data too; step 0 where there is none.
+    """Restore the newest checkpoint and its position in the data, or start at step 0.
 
-    Where its `steps` may change, its schedule is from there on that of a run of the new length.
+    With `steps_may_change`, the learning rate continues on the schedule of the new `steps`.
 
     Raises:
-      InputError: the checkpoint is of another run, or cannot be read.
+      InputError: the checkpoint belongs to another run, or cannot be read.
     """
     settings = run.settings
     rules = FULLY_SHARDED if settings.mesh.fully_sharded else RULES
@@ -162,14 +165,14 @@ def run_interval(
     asked_to_stop: Callable[[int], Stop | None],
     advance: Callable[[], None],
 ) -> tuple[Position, dict[str, float], Stop | None]:
-    """Take steps until one is logged, tried or saved, or the run is asked to stop.
+    """Take steps until logging, evaluation or a checkpoint is due, or the run must stop.
 
     The state of `position` is donated; `advance` is called after every step.
 
     Returns:
-      The position of the run then; the scalars of the last step, with `data_wait_fraction` of all
-      steps and `tokens_per_second`, padding left out, as if all processes had rows like this
-      one's; and the signal that ended the interval, if one did.
+      The new position; the scalars of the last step; and the reason to stop, if any. The scalars
+      include `data_wait_fraction`, over all steps, and `tokens_per_second`, without padding and
+      extrapolated from this process's rows to all processes.
 
     Raises:
       InputError: the run has diverged.
@@ -195,7 +198,7 @@ def run_interval(
             optimizer=run.optimizer,
             fully_sharded=settings.mesh.fully_sharded,
         )
-        # Else JAX queues steps without end, and a request to stop waits for all of them.
+        # Limit the queue of dispatched steps to one, so that a request to stop is served soon.
         jax.block_until_ready(before)
         advance()
         stopped_by = asked_to_stop(step)
@@ -215,7 +218,7 @@ def run_interval(
 
 
 def try_position(run: Run, position: Position) -> tuple[Position, dict[str, float]]:
-    """Decode the held-out prompts with the drafter as it is, and keep it if it is the best."""
+    """Decode the held-out prompts with the current drafter, and export it if it is the best."""
     assert run.trial is not None
     trained = Model(run.drafter.config, run.drafter.graphdef, position.state.params, run.mesh)
     tried = try_drafter(run.trial, run.target, trained)
@@ -226,7 +229,7 @@ def try_position(run: Run, position: Position) -> tuple[Position, dict[str, floa
 
 
 def save(run: Run, position: Position, checkpoints: ocp.CheckpointManager) -> None:
-    """Save a checkpoint, with what `resume` compares."""
+    """Save a checkpoint with the settings and digests that `resume` compares."""
     record = {
         "data": run.batches.get_state(),
         "settings": run.settings.model_dump(mode="json"),
@@ -237,7 +240,7 @@ def save(run: Run, position: Position, checkpoints: ocp.CheckpointManager) -> No
 
 
 def export(run: Run, position: Position) -> Path:
-    """Write the drafter and its card to `drafter` in the output folder; see `save_drafter`."""
+    """Write the drafter and its model card to `drafter` in the output folder."""
     exported = run.settings.output_dir / "drafter"
     params = to_host(position.state.params)
     if is_first():
@@ -248,7 +251,7 @@ def export(run: Run, position: Position) -> Path:
 
 
 def _due(settings: TrainSettings, step: int) -> set[str]:
-    """The duties after a step: "log", "try" and "save"."""
+    """What is due after a step: any of "log", "try" and "save"."""
     every = {"log": settings.log_every, "save": settings.checkpoint_every}
     if settings.acceptance is not None:
         every["try"] = settings.acceptance.every

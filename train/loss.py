@@ -1,15 +1,16 @@
-"""Losses of a drafter's head, unrolled over true tokens.
+"""Losses of a draft head, unrolled over the data's tokens (teacher forcing).
 
-For a position t with hidden state h_t, round i (from 0) feeds x_{t+1+i} and predicts x_{t+2+i}; of
-heads that draft independently of each other, head i predicts it from h_t alone. The teacher of that
-prediction is the target's own output at position t+1+i, from the same forward pass that gave h_t
-(paper, section 4; distillation as in section 4.2).
+For a position t with hidden state h_t, round i (from 0) reads x_{t+1+i} and predicts x_{t+2+i};
+heads that draft independently predict it from h_t alone. The teacher of this prediction is the
+target's output at position t+1+i, from the same forward pass that gave h_t (paper, section 4;
+distillation as in section 4.2).
 
-With kept features (`train.features`) only the teacher's k most likely tokens are known; the rest of
-the probability is shared evenly by the other tokens.
+With stored features (`train.features`), only the teacher's k most likely tokens are known; the
+remaining probability is shared evenly by the other tokens.
 
-A drafter may know only U of the V tokens. The soft loss then compares with the target's
-distribution over those; a label that it does not know has no hard loss and counts as missed.
+A drafter may have a draft vocabulary of U of the V tokens. The soft loss then uses the target's
+distribution over these tokens; labels outside the draft vocabulary have no hard loss and count as
+missed.
 """
 
 from functools import partial
@@ -25,7 +26,7 @@ from redrafter_jax.types import Scorer
 
 from .config import LossSettings
 
-# Accuracy is reported for the true token among the 1 to 5 best.
+# Top-1 to top-5 accuracies are reported.
 TOP = 5
 
 
@@ -33,13 +34,13 @@ class RoundSums(NamedTuple):
     """Sums over the counted positions, one entry per round.
 
     Attributes:
-      hard: cross-entropy with the next token, nats; 0 where the drafter does not know it.
+      hard: cross-entropy with the next token, nats; 0 for labels outside the draft vocabulary.
       soft: KL divergence from the target's distribution to the drafter's, nats; see `LossSettings`.
-      lk: -log of the sum over V of the lesser of the two probabilities, nats: that sum is the
-        chance that the best coupling of both draws the same token (arXiv 2211.17192, section 3).
-      tv: total variation, 1 less that sum: the chance that even this coupling rejects the draft.
-      top: positions whose true token is among the k + 1 best guesses.
-      agreement: positions where drafter and target agree on the most likely token.
+      lk: -log sum min(p, q) over V, nats; the sum is the acceptance probability of a drafted token
+        (arXiv 2211.17192, section 3).
+      tv: total variation distance, 1 - sum min(p, q): the rejection probability.
+      top: number of positions whose label is among the k + 1 most likely tokens.
+      agreement: number of positions where drafter and target have the same most likely token.
     """
 
     hard: Float[Array, " R"]
@@ -53,22 +54,22 @@ class RoundSums(NamedTuple):
 def count_positions(
     loss_mask: Bool[Array, "B T"], segments: Int[Array, "B T"], rounds: int
 ) -> Int[Array, " R"]:
-    """Positions that carry loss, per round.
+    """Count the positions that carry loss, per round.
 
-    Their label x_{t+2+i} exists, counts, and is of the same document as x_t.
+    At such a position t, the label x_{t+2+i} exists, carries loss, and is in the document of x_t.
     """
     ahead = range(2, rounds + 2)
     return jnp.stack([(loss_mask & _same_document(segments, i))[:, i:].sum() for i in ahead])
 
 
 def _same_document(segments: Int[Array, "B T"], ahead: int) -> Bool[Array, "B T"]:
-    """Whether each token is of the same document as the token `ahead` places before it."""
+    """Whether each token is in the same document as the token `ahead` positions before it."""
     before = jnp.pad(segments, ((0, 0), (ahead, 0)), constant_values=-1)[:, : segments.shape[1]]
     return segments == before
 
 
 class TopTokens(NamedTuple):
-    """The target's k most likely next tokens at each position, the largest first, among all V."""
+    """The target's k most likely next tokens of V at each position, in descending order."""
 
     log_probs: Float[Array, "*B k"]
     token_ids: Int[Array, "*B k"]
@@ -77,37 +78,37 @@ class TopTokens(NamedTuple):
 def dense_log_probs(
     top: TopTokens, vocab_size: int, known: Int[Array, " U"] | None = None
 ) -> Float[Array, "*B U"]:
-    """Log-probabilities of the `known` tokens, or of all, in float32.
+    """Expand top-k log-probabilities to the `known` tokens, or to all V, in float32.
 
-    The other tokens share evenly what the k leave. None of them gets more than the last of the k,
-    which rounding could otherwise leave.
+    The remaining probability is shared evenly by the other tokens, each of which gets at most the
+    probability of the k-th token, whatever rounding leaves.
     """
     log_probs = top.log_probs.astype(jnp.float32)
     left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)
     others = max(vocab_size - log_probs.shape[-1], 1)
-    # Not the logarithm of the ratio: where nothing is left, as at padding, that is -inf in float32,
-    # and -inf for every known token is no distribution.
+    # The logarithm of the ratio would be -inf in float32 where nothing is left, as at padding, and
+    # -inf for every known token is not a distribution.
     each = jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).tiny)) - jnp.log(others)
     each = jnp.minimum(each, log_probs[..., -1:])
     size, places = vocab_size, top.token_ids
     if known is not None:
         size = len(known)
         places = _index_of(known, vocab_size)[places]
-        places = jnp.where(places < 0, size, places)  # beyond the end, to be dropped
+        places = jnp.where(places < 0, size, places)  # out of bounds, dropped below
     dense = jnp.broadcast_to(each, (*each.shape[:-1], size))
     return jnp.put_along_axis(dense, places, log_probs, axis=-1, inplace=False, mode="drop")
 
 
 class Chunk(NamedTuple):
-    """C positions and the R that follow, which their last rounds need.
+    """A chunk of C positions, and the R following positions that its last rounds need; M = C + R.
 
     Attributes:
-      contexts: what the head drafts from at the C positions; see `TrainedHead.unroll`.
-      hidden: the target's last hidden states; None where `top` replaces its logits.
-      tokens: the tokens they belong to, and one more.
-      loss_mask: True where predicting the token counts.
-      segments: number of the token's document.
-      top: the target's most likely next tokens, where they are kept.
+      contexts: inputs of the head at the C positions; see `TrainedHead.unroll`.
+      hidden: the target's last hidden states; None if `top` replaces the logits.
+      tokens: token ids of the M positions and of the next one.
+      loss_mask: True for tokens whose prediction carries loss.
+      segments: number of the token's document within its row.
+      top: stored top-k tokens of the target; None if the logits are computed.
     """
 
     contexts: Float[Array, "B C Y"]
@@ -129,10 +130,10 @@ def split_chunks(
     chunk_length: int,
     top: TopTokens | None = None,
 ) -> Chunk:
-    """The chunks of all positions, `chunk_length` (C) each, stacked on a leading axis.
+    """Split rows into chunks of `chunk_length` (C) positions, stacked on a leading axis.
 
-    A scan over them, gradients included, holds the logits of one chunk at a time: at most
-    [B, C + R, V] of the target and [R, B, C, V] of the drafter, whatever T.
+    A scan over the chunks, with gradients, holds the logits of one chunk at a time: at most
+    [B, C + R, V] for the target and [R, B, C, V] for the drafter, for any T.
     """
     T = tokens.shape[1]
     chunk_length = min(chunk_length, T)
@@ -140,7 +141,7 @@ def split_chunks(
 
     def stack(values: Array, more: int) -> Array:
         length = chunk_length + more
-        # Padding is masked, so it carries no loss.
+        # Padding of the mask is False, so padding carries no loss.
         extra = starts[-1] + length - T
         padded = jnp.pad(values, ((0, 0), (0, extra)) + ((0, 0),) * (values.ndim - 2))
         return jnp.stack([padded[:, start : start + length] for start in starts])
@@ -154,7 +155,7 @@ def split_chunks(
 
 
 def join_chunks(chunks: Float[Array, "n B C Y"], length: int) -> Float[Array, "B T Y"]:
-    """The rows, T long, of which `split_chunks` made chunks without what follows them."""
+    """Join the C positions of each chunk back into rows of T = `length` positions."""
     n, B, C, Y = chunks.shape
     return chunks.swapaxes(0, 1).reshape(B, n * C, Y)[:, :length]
 
@@ -167,10 +168,10 @@ def round_sums(
     rounds: int,
     settings: LossSettings,
 ) -> RoundSums:
-    """Unroll the drafter R rounds at every position of a chunk and sum its losses.
+    """Unroll the drafter R rounds at every position of a chunk and sum its unweighted losses.
 
-    The frozen target's embedding is used, and its vocabulary projection where the chunk has no
-    `top` or the drafter's head is the target's. The weights in the settings are not read here.
+    Uses the frozen target's embedding, and its vocabulary projection if the chunk has no `top` or
+    the drafter shares the target's head.
     """
     C = chunk.contexts.shape[1]
     known = drafter.draft_token_ids
@@ -199,9 +200,9 @@ def round_sums(
 
 
 def _frozen_scorer(target: Decoder, known: Int[Array, " U"] | None) -> Scorer:
-    """The target's vocabulary projection, and its gradient, in the dtype of its weights.
+    """The target's vocabulary projection, differentiable, in the dtype of its weights.
 
-    Not `target.scorer`, which is laid out for the few columns of a decode step.
+    `target.scorer` is not used, since it is optimized for the few columns of a decode step.
     """
     head = target.head if known is None else target.head[:, known]
     return partial(_project, head=head)
@@ -225,19 +226,19 @@ _project.defvjp(_project_forward, _project_backward)
 
 
 def _index_of(known: Int[Array, " U"], vocab_size: int) -> Int[Array, " V"]:
-    """Index of each token among the known ones; -1 for the others."""
+    """Index of each token in the draft vocabulary; -1 for tokens outside it."""
     unknown = jnp.full(vocab_size, -1)
     return unknown.at[known].set(jnp.arange(len(known)))
 
 
 class _Teacher(NamedTuple):
-    """The target's distribution of the token after each position, over the known tokens.
+    """The target's next-token distribution at each position, over the draft vocabulary.
 
     Attributes:
-      probabilities: unscaled probabilities; their sum is below 1 where not all tokens are known.
+      probabilities: probabilities at temperature 1; their sum is below 1 if U < V.
       softened: probabilities at the soft loss's temperature and top-k; their sum is 1.
       entropy: entropy of `softened`.
-      best: the target's most likely token among the known ones, -1 where it is not one of them.
+      best: draft-vocabulary index of the target's most likely token; -1 if it is outside.
     """
 
     probabilities: Float[Array, "B C U"]
@@ -253,7 +254,7 @@ class _Teacher(NamedTuple):
         highest: Float[Array, "B C"],
         settings: LossSettings,
     ) -> "_Teacher":
-        """From scores of the known tokens; `normaliser` and `highest` are over all V."""
+        """Build from scores over the draft vocabulary; `normaliser` and `highest` are over V."""
         best = jnp.where(scores.max(axis=-1) == highest, jnp.argmax(scores, axis=-1), -1)
         kept = _keep_top_k(scores, settings.soft_top_k)
         softened = jax.nn.log_softmax(kept / settings.soft_temperature)
@@ -265,7 +266,7 @@ class _Teacher(NamedTuple):
 def _keep_top_k(logits: Float[Array, "B C U"], count: int | None) -> Float[Array, "B C U"]:
     if count is None or count >= logits.shape[-1]:
         return logits
-    # Exactly `count`: in kept features other tokens may equal the last of them.
+    # Keep exactly `count`: with stored features, other tokens may tie with the last one.
     highest, tokens = jax.lax.top_k(logits, count)
     dropped = jnp.full_like(logits, -jnp.inf)
     return jnp.put_along_axis(dropped, tokens, highest, axis=-1, inplace=False)
@@ -278,19 +279,19 @@ def _prediction_sums(
     mask: Bool[Array, "B C"],
     settings: LossSettings,
 ) -> RoundSums:
-    """Sums of one round, with as few passes over U as the measures need."""
+    """Compute the sums of one round, in few passes over U."""
     is_known, temperature = labels >= 0, settings.soft_temperature
     carries_loss = mask & (teacher.best >= 0) if settings.drafted_only else mask
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     label_logits = _logit_of(logits, labels)
-    # Not `logits > label_logits`: NaN must not rank first.
+    # With `logits > label_logits`, NaN would rank first.
     rank = (~(logits <= label_logits[..., None])).sum(axis=-1)
     softened = logits / temperature
     cross_entropy = jax.nn.logsumexp(softened, axis=-1) - jnp.sum(
         teacher.softened * softened, axis=-1
     )
     shared = jnp.minimum(teacher.probabilities, jnp.exp(logits - normaliser[..., None]))
-    # Where the two share almost nothing, rounding may leave 0.
+    # Rounding may make the overlap 0 where the distributions are nearly disjoint.
     overlap = jnp.maximum(shared.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
     agrees = (teacher.best >= 0) & (_logit_of(logits, teacher.best) >= logits.max(axis=-1))
     in_top = is_known[..., None] & (rank[..., None] < jnp.arange(1, TOP + 1))
@@ -305,6 +306,6 @@ def _prediction_sums(
 
 
 def _logit_of(logits: Float[Array, "B C U"], tokens: Int[Array, "B C"]) -> Float[Array, "B C"]:
-    """The logit of each token; of some token where there is none (-1)."""
+    """The logit of each token; an arbitrary one where the token is -1."""
     chosen = jnp.maximum(tokens, 0)
     return jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: a JSONL file, TensorBoard, and a line on the screen."""
+"""Logging of a training run: a JSONL file, TensorBoard, and a status line."""
 
 import json
 import math
@@ -23,14 +23,14 @@ from .config import LOSSES
 from .data.report import print_line
 from .step import StepMetrics
 
-# Generated code, whose names type checkers do not know.
+# Generated code that type checkers cannot resolve.
 _PROTO: Any = event_pb2
-# Seconds between two lines where there is no terminal.
+# Seconds between two status lines without a terminal.
 _LINE_SECONDS = 30
 
 
 def to_scalars(metrics: StepMetrics) -> dict[str, float]:
-    """Named numbers of a step: `loss`, then per round the losses, accuracies and agreement."""
+    """Named scalars of a step: loss, gradient norm, and losses and accuracies per round."""
     metrics = jax.device_get(metrics)
     scalars = {"loss": float(metrics.loss), "gradient_norm": float(metrics.gradient_norm)}
     for i in range(len(metrics.rounds.hard)):
@@ -43,7 +43,7 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
 
 
 def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
-    """Stop a run that has diverged: no later step recovers from NaN.
+    """Stop a run that has diverged, since later steps do not recover from NaN.
 
     Raises:
       InputError: a scalar is not finite.
@@ -51,13 +51,13 @@ def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
     for name, value in scalars.items():
         if not math.isfinite(value):
             raise InputError(
-                f"{name} is {value} at step {step}: the run has diverged; begin again in another "
-                f"output_dir with less than optimizer.learning_rate={learning_rate:g}."
+                f"{name} is {value} at step {step}: the run has diverged; start again in another "
+                f"output_dir with optimizer.learning_rate below {learning_rate:g}."
             )
 
 
 def status_line(scalars: dict[str, float]) -> str:
-    """The line on the screen: loss, top-1 accuracy per round, acceptance if tried, speed."""
+    """Status line: loss, top-1 accuracy per round, acceptance length if measured, speed."""
     top = re.compile(r"round_\d+/top_1")
     accuracy = " ".join(f"{100 * value:.0f}" for name, value in scalars.items() if top.match(name))
     parts = [f"loss {scalars['loss']:.3f}", f"top-1 % {accuracy}"]
@@ -67,10 +67,10 @@ def status_line(scalars: dict[str, float]) -> str:
 
 
 class TrainProgress(Progress):
-    """A bar on a terminal; elsewhere a line now and then."""
+    """A progress bar on a terminal; status lines elsewhere."""
 
     def __init__(self, console: Console, steps: int, step: int) -> None:
-        # The bar is the first to give way where the line is short.
+        # The bar is last, so that narrow terminals cut it first.
         super().__init__(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -85,11 +85,11 @@ class TrainProgress(Progress):
         self._tried: dict[str, float] = {}
         self._line = ""
         self._printed = time.monotonic()
-        # The end of the first step, which compiles, and the steps since.
+        # End of the first step, which compiles, and number of steps since then.
         self._compiled, self._since = 0.0, 0
 
     def step(self) -> None:
-        """A step was taken."""
+        """Count one finished step."""
         self.advance(self._step)
         if not self._compiled:
             self._compiled = time.monotonic()
@@ -97,7 +97,7 @@ class TrainProgress(Progress):
             self._since += 1
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
-        """Show a step's scalars; an acceptance length stays until the next."""
+        """Show a step's scalars; an acceptance length stays shown until the next one."""
         if "acceptance_length" in scalars:
             self._tried = scalars
         status = status_line(self._tried | scalars)
@@ -105,14 +105,14 @@ class TrainProgress(Progress):
         self._line = f"step {step} of {self._steps}{self._describe_left(step)}: {status}"
 
     def _describe_left(self, step: int) -> str:
-        """The time that is left at the pace so far, trials and saves included."""
+        """Estimated remaining time, including evaluations and checkpoints."""
         if not self._since or step == self._steps:
             return ""
         left = (time.monotonic() - self._compiled) / self._since * (self._steps - step)
         return f", about {left / 60:.0f} min left" if left >= 120 else f", about {left:.0f} s left"
 
     def print_status(self, due: bool) -> None:
-        """Without a terminal, print the latest status if it is due or the last line is long ago."""
+        """Without a terminal, print the status if it is due or was last printed long ago."""
         due = due or time.monotonic() - self._printed > _LINE_SECONDS
         if self._line and due and not self.console.is_terminal:
             print_line(self.console, self._line)
@@ -121,19 +121,20 @@ class TrainProgress(Progress):
 
 @contextmanager
 def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[str, float]], None]]:
-    """A function that appends a step's scalars to `metrics.jsonl` and to TensorBoard.
+    """Yield a function that appends a step's scalars to `metrics.jsonl` and TensorBoard.
 
-    A resumed run first drops the rows past the step it resumes from: they will be written again.
+    A resumed run first removes the rows after the step it resumes from, and writes them again.
     """
     path = folder / "metrics.jsonl"
     kept = []
     for row in path.read_text().splitlines() if path.is_file() else []:
-        with suppress(json.JSONDecodeError):  # a killed run may leave a line half written
+        with suppress(json.JSONDecodeError):  # a killed run may leave an incomplete line
             kept += [f"{row}\n"] * (json.loads(row)["step"] <= resumed_step)
     write_atomically(path, "".join(kept))
     board = folder / "tensorboard"
     board.mkdir(exist_ok=True)
-    # It writes in this thread, so a full disk ends the run; `SummaryWriter` waits for its own.
+    # `EventsWriter` writes in this thread, so that a full disk raises here; `SummaryWriter` would
+    # wait for its own thread.
     with path.open("a") as file, closing(EventsWriter(str(board / "events"))) as events:
         start = _PROTO.SessionLog(status=_PROTO.SessionLog.START)
         events.write_event(_event(resumed_step + 1, session_log=start))

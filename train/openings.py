@@ -1,7 +1,8 @@
-"""First words of questions of many kinds, for a target that writes what users ask.
+"""First words of questions of many kinds, for a target that writes user questions.
 
-What a chat model asks by itself is of a few kinds. SmolLM2's head gained more from questions of
-many kinds than from as many more of its own (configs/smollm2_135m/drafter/README.md).
+Without openings, a chat model asks only a few kinds of questions. SmolLM2's head gained more from
+questions of many kinds than from as many more questions without openings
+(configs/smollm2_135m/drafter/README.md).
 """
 
 OPENINGS = (
@@ -124,5 +125,5 @@ OPENINGS = (
     "Please",
     "Can you",
 )
-# Every other question begins freely: a model may be asked in another language most of the time.
+# Every other question begins freely, since a model may mostly be asked in other languages.
 VARIED = tuple(words for opening in OPENINGS for words in (opening, ""))

@@ -1,4 +1,4 @@
-"""The optimizers of training and pre-training: clipping, then AdamW or Muon, one schedule."""
+"""Optimizers of training and pre-training: gradient clipping, AdamW or Muon, and a schedule."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ import optax
 
 from .config import OptimizerSettings
 
-# Muon's updates scaled to the size of AdamW's, so that one learning rate suits both
+# Scales Muon updates to the RMS of AdamW updates, so that both share one learning rate
 # (arXiv 2502.16982, section 2.2).
 _MUON_RMS = 0.2
-# Matrices with an axis of the vocabulary.
+# Matrices with a vocabulary axis.
 _EMBEDDINGS = {"embed_tokens", "lm_head"}
 
 
 def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
-    """Clipping by global norm, then the chosen rule under a warm-up cosine schedule.
+    """Clip by global norm, then apply AdamW or Muon with a warm-up cosine schedule.
 
-    Muon updates hidden matrices; embeddings, heads and vectors are AdamW's. The schedule falls to
-    zero after `steps`.
+    With Muon, embeddings, output heads and vectors are still updated by AdamW. The learning rate
+    reaches zero after `steps`.
     """
     schedule = make_schedule(settings, steps)
     clip = optax.clip_by_global_norm(settings.clip_norm)
@@ -50,7 +50,7 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
 
 
 def make_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
-    """The learning rate of every step, counted from 0."""
+    """Learning rate of every step, counted from 0."""
     return optax.warmup_cosine_decay_schedule(
         0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
     )

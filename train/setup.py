@@ -1,4 +1,4 @@
-"""The inputs that a run reads before its first step, and the conditions of going on."""
+"""Loading of a run's inputs before its first step, and checks when a run resumes."""
 
 import hashlib
 from pathlib import Path
@@ -33,8 +33,8 @@ from .initial import new_drafter, share_drafted
 from .optimizer import make_optimizer
 from .trial import Trial, plan_trial
 
-# Settings that may change when a run is resumed: they do not change the parameters. Features are
-# compared by their digest, wherever they are stored.
+# Settings that may change when a run resumes, since they do not affect the parameters. Features are
+# compared by their digest, not by their path.
 _FREE_SETTINGS = {
     "output_dir",
     "resume",
@@ -48,9 +48,9 @@ _FREE_SETTINGS = {
 
 
 class Run(NamedTuple):
-    """All that a run's steps read; `batches` holds the place in the data.
+    """The inputs of a run's steps; `batches` holds the position in the data.
 
-    `digests` are those of every source and of the target, or of the features in its place, by name.
+    `digests` maps the name of each source, and "target" or "features", to a digest of its contents.
     """
 
     settings: TrainSettings
@@ -65,9 +65,9 @@ class Run(NamedTuple):
 
 
 def set_up(settings: TrainSettings, console: Console) -> Run:
-    """Load the target and the data and make the drafter; the data's counts are printed.
+    """Load the target and the data, initialize the drafter, and print the data's counts.
 
-    With features the target's layers are not loaded, unless the drafter is tried.
+    With features, the target's layers are loaded only if `acceptance` is set.
 
     Raises:
       InputError: the target, the data or the features do not fit the settings.
@@ -114,7 +114,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
 
 
 def load_sources(settings: TrainSettings, files: TargetFiles) -> Sources:
-    """The documents of every source, in the target's own tokens, and their rows.
+    """Load and tokenize the documents of every source, and make rows of them.
 
     Raises:
       InputError: the rows are too short for the draft rounds, the tokenizer does not fit the
@@ -123,7 +123,7 @@ def load_sources(settings: TrainSettings, files: TargetFiles) -> Sources:
     length, rounds = settings.data.sequence_length, settings.draft_rounds
     if length < rounds + 2:
         raise InputError(
-            f"data.sequence_length is {length}, too short for draft_rounds={rounds}; give "
+            f"data.sequence_length is {length}, too short for draft_rounds={rounds}; set it to "
             f"{rounds + 2} or more."
         )
     loaded = load_documents(settings.data, files)
@@ -134,10 +134,10 @@ def load_sources(settings: TrainSettings, files: TargetFiles) -> Sources:
 def _open_features(
     settings: TrainSettings, files: TargetFiles, sources: dict[str, str]
 ) -> tuple[FeatureIndex, list[ReadRow]]:
-    """The features that the run reads.
+    """Open the run's features.
 
     Raises:
-      InputError: as `open_features`, or the features lack what a loss needs.
+      InputError: as `open_features`, or the features do not support a loss.
     """
     assert settings.features is not None
     drafter = settings.drafter.build_for(files.config, settings.draft_rounds)
@@ -152,19 +152,19 @@ def _open_features(
     loss, kept = settings.loss, index.top_k
     if (loss.soft_top_k or 0) > kept:
         raise InputError(
-            f"loss.soft_top_k is {loss.soft_top_k}, and {settings.features} keeps {kept} tokens; "
-            "lower it, or make features with a larger top_k."
+            f"loss.soft_top_k is {loss.soft_top_k}, but {settings.features} has {kept} tokens; "
+            "lower it, or write features with a larger top_k."
         )
     if loss.soft and loss.soft_temperature != 1 and loss.soft_top_k is None:
         raise InputError(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs probabilities that "
-            f"{settings.features} does not keep; give loss.soft_top_k, {kept} at most."
+            f"{settings.features} does not store; set loss.soft_top_k to {kept} or less."
         )
     drafted = settings.drafter.count_draft_tokens(files.config.vocab_size)
     if loss.soft and loss.soft_temperature != 1 and drafted:
         raise InputError(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs the probabilities of "
-            f"more draft tokens than {settings.features} keeps; set drafter.draft_vocab_size=null, "
+            f"more draft tokens than {settings.features} has; set drafter.draft_vocab_size=null, "
             "or train without features."
         )
     return index, readers
@@ -173,12 +173,12 @@ def _open_features(
 def check_same_run(
     saved: dict[str, Any], step: int, settings: TrainSettings, steps_may_change: bool = False
 ) -> None:
-    """Compare the settings of a checkpoint with those of the run that would go on from it.
+    """Check that a checkpoint's settings allow this run to resume from it.
 
-    A run that has taken all its `steps` may go on to more; they may also be declared to change.
+    `steps` may grow once all of them are taken, or change if `steps_may_change`.
 
     Raises:
-      InputError: a setting differs that may not change.
+      InputError: another setting that must not change differs.
     """
     stated = settings.model_dump(mode="json")
     longer = step == saved["steps"] < settings.steps
@@ -191,19 +191,19 @@ def check_same_run(
         return f"another {name}" if nested else f"{name} {saved.get(name)} (now {new})"
 
     if changed:
-        only = f"; steps may only grow, once all {saved['steps']} are taken" * ("steps" in changed)
+        only = f"; steps may only grow after all {saved['steps']} are taken" * ("steps" in changed)
         raise InputError(
             f"{settings.output_dir} holds a run with {', '.join(map(tell, changed))}"
-            f"{only}; use another output_dir, or delete this one."
+            f"{only}; use another output_dir, or delete this folder."
         )
 
 
 def check_same_inputs(
     saved: dict[str, str], stated: dict[str, str], chats: set[str], folder: Path
 ) -> None:
-    """Compare digests of what the run read when it began with those of what it reads now.
+    """Check that the run's inputs still have the digests that its checkpoint saved.
 
-    `chats` names the sources that a chat template renders.
+    `chats` names the sources that are rendered by a chat template.
 
     Raises:
       InputError: a digest differs.
@@ -211,19 +211,19 @@ def check_same_inputs(
     changed = [name for name in stated if saved.get(name) != stated[name]]
     if changed:
         dated = (
-            "; a template that writes today's date needs one, data.template_arguments="
-            "{date_string: ...}, from the first start on"
+            "; if the template writes today's date, fix the date from the first start with "
+            "data.template_arguments={date_string: ...}"
         )
         raise InputError(
-            f"{folder} holds a run with other contents of {', '.join(changed)}; restore those, "
-            f"use another output_dir, or delete this one{dated * bool(chats & {*changed})}."
+            f"{folder} holds a run with other contents of {', '.join(changed)}; restore them, "
+            f"use another output_dir, or delete this folder{dated * bool(chats & {*changed})}."
         )
 
 
 def digest_weights(model: Model[Any, Any]) -> str:
-    """A digest of a model's configuration and weights, the same on any mesh.
+    """Digest of a model's configuration and weights, independent of the mesh.
 
-    Every device reads its own part; no weight leaves a device.
+    Every device hashes its own shard; no weight leaves a device.
     """
     sums = [int(_fingerprint(leaf)) for leaf in jax.tree.leaves(model.params)]
     return hashlib.sha256(repr((model.config, sums)).encode()).hexdigest()
@@ -231,7 +231,7 @@ def digest_weights(model: Model[Any, Any]) -> str:
 
 @jax.jit
 def _fingerprint(array: Array) -> UInt32[Array, ""]:
-    """The sum over elements of a hash of bits and index (the finalizer of MurmurHash3)."""
+    """Sum over elements of a hash of their bits and index (the finalizer of MurmurHash3)."""
     array = array.astype(jnp.int8) if array.dtype == jnp.int4 else array
     unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
     mixed = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
@@ -245,7 +245,7 @@ def _fingerprint(array: Array) -> UInt32[Array, ""]:
 
 
 def digest_rows(windows: Windows) -> str:
-    """A digest of all tokens, masks and segments, and of the length of the rows."""
+    """Digest of all tokens, masks and segments, and of the array shape."""
     digest = hashlib.sha256(repr(windows.tokens.shape).encode())
     for array in windows:
         digest.update(np.ascontiguousarray(array).data)

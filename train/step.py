@@ -19,14 +19,14 @@ from .loss import RoundSums, TopTokens
 
 
 class TrainState(NamedTuple):
-    """The state that a step reads and writes: float32 parameters of the drafter, optax's state."""
+    """Training state: the drafter's float32 parameters and the optimizer state."""
 
     params: nnx.State
     optimizer: optax.OptState
 
 
 class StepMetrics(NamedTuple):
-    """Means over the counted positions of a step, one entry per round; see `RoundSums`."""
+    """Metrics of a step: means over the counted positions, per round; see `RoundSums`."""
 
     loss: Float[Array, ""]
     rounds: RoundSums
@@ -34,7 +34,7 @@ class StepMetrics(NamedTuple):
 
 
 def init_state(drafter: LoadedHead, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
+    """Initialize the training state."""
     return TrainState(drafter.params, optimizer.init(drafter.params))
 
 
@@ -59,15 +59,15 @@ def train_step(
     optimizer: optax.GradientTransformation,
     fully_sharded: bool = False,
 ) -> tuple[TrainState, StepMetrics]:
-    """One update from A accumulated batches; the state is donated.
+    """Update the parameters once, from A accumulated batches; the state is donated.
 
-    The loss is the weighted sum over R rounds of the mean over all A * B * T counted positions, so
-    that how a batch is split changes memory, not the gradient. No prediction crosses from one
-    document to the next; `segments` numbers them.
+    The loss is the weighted sum over R rounds of the mean over all counted positions of the A * B *
+    T, so that splitting a batch changes memory use but not the gradient. No prediction crosses from
+    one document of a row to the next; `segments` numbers the documents.
 
-    The features of `train.features`, `hidden`, `log_probs` and `token_ids`, are given together or
-    not at all. With them the target does not run, and its layers are not needed. `fully_sharded`:
-    on a mesh the state is split over `data` too.
+    Pass the features of `train.features` (`hidden`, `log_probs` and `token_ids`) all together or
+    not at all. With them the target's layers do not run and may be missing. On a mesh,
+    `fully_sharded` also splits the state over `data`.
     """
     batches = Batches(tokens, loss_mask, segments, hidden, None)
     if log_probs is not None and token_ids is not None:

@@ -1,4 +1,4 @@
-"""Being asked to stop: by a scheduler, which sends SIGTERM some time before, or by Ctrl-C."""
+"""Requests to stop: SIGTERM, which schedulers send before they kill a job, and Ctrl-C."""
 
 import os
 import signal
@@ -10,19 +10,20 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-# Seconds that Python gets to end by itself after a second Ctrl-C. It cannot while XLA compiles.
+# Seconds that Python has to exit after a second Ctrl-C; it cannot exit while XLA compiles.
 _GRACE = 1.0
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 @contextmanager
 def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]:
-    """Within the block SIGTERM and the first Ctrl-C end nothing; they are acknowledged on stderr.
+    """Record SIGTERM and the first Ctrl-C within the block, and acknowledge them on stderr.
 
-    The yielded function returns which of them asks to stop after a step, or None. A second Ctrl-C
-    ends the process within a second. An ignored Ctrl-C, as of a script's background job, stays
-    ignored. Where several processes are one job, SIGTERM may be sent to any of them, and all stop
-    after the same step, on which JAX agrees; Ctrl-C ends them unsaved.
+    The yielded function takes the finished step and returns the signal that was received, or None.
+    A second Ctrl-C ends the process within a second. Ctrl-C stays ignored where it was ignored
+    before, as in background jobs of scripts. In a job of several processes, any process may receive
+    SIGTERM, and all stop after the same step, on which JAX agrees; Ctrl-C ends the job without
+    saving.
     """
     if jax.process_count() > 1:
         agreed = multihost_utils.reached_preemption_sync_point
@@ -51,7 +52,7 @@ def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]
 
 @contextmanager
 def _acknowledge() -> Generator[None]:
-    """Answer signals from a thread: Python's handlers wait until XLA has compiled or computed."""
+    """Acknowledge signals in a thread, since Python's signal handlers wait while XLA runs."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     left = threading.Event()

@@ -1,4 +1,4 @@
-"""Trying the drafter while it trains: the real decoder on held-out prompts."""
+"""Evaluation of the drafter during training: speculative decoding of held-out prompts."""
 
 import hashlib
 import json
@@ -43,15 +43,19 @@ from redrafter_jax.verdict import Texts, describe_tree
 from .config import AcceptanceSettings, TrainSettings
 from .data.chat import load_template
 
-# Fewer tokens a target call never pay for the drafting.
+# A smaller acceptance length never pays for drafting.
 _HARDLY = 1.1
 
 
 class Trial(NamedTuple):
-    """The prompts that the drafter is tried on, and the folder where the best one is kept.
+    """The evaluation prompts, and the folder of the best drafter.
 
-    `stop_tokens` is empty where texts are continued. `measured_on` is a digest of all that the
-    acceptance length depends on, except the two models.
+    Attributes:
+      settings: settings of the evaluation.
+      rows: token ids of the prompts, one list per row.
+      stop_tokens: tokens that end an answer; empty for prompts that are plain texts.
+      folder: folder that the best drafter is exported to.
+      measured_on: digest of all inputs of the acceptance length except the two models.
     """
 
     settings: AcceptanceSettings
@@ -62,9 +66,15 @@ class Trial(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The drafter that did best so far: its step, what it reached, and in which trial.
+    """The best drafter so far.
 
-    Of that trial's `texts` so many repeat themselves or end within a few tokens (`short`).
+    Attributes:
+      step: training step of the drafter.
+      acceptance_length: its acceptance length.
+      measured_on: digest of the evaluation, from `Trial.measured_on`.
+      texts: number of decoded texts.
+      repeating: number of texts that repeat themselves.
+      short: number of texts that end within a few tokens.
     """
 
     step: int
@@ -78,13 +88,13 @@ class Best(NamedTuple):
 def plan_trial(
     settings: TrainSettings, files: TargetFiles, mesh: Mesh | None, chats: bool
 ) -> Callable[[Target], Trial] | None:
-    """Read the prompts that the settings name, before any model is loaded; None without any.
+    """Read the evaluation prompts before any model is loaded; None if `acceptance` is not set.
 
-    The function returned takes the target, which answers a prompt's turns before the next one is
-    encoded; it raises `InputError` where a later turn does not fit.
+    The returned function takes the target, which answers earlier turns before a later turn is
+    encoded, and returns the `Trial`. It raises `InputError` if a later turn does not fit.
 
-    Prompts are a user's turns where conversations are trained on (`chats`) or the tokenizer has a
-    chat template; `acceptance.chat` may say otherwise.
+    By default, prompts are user turns if the training data has conversations (`chats`) or the
+    tokenizer has a chat template; `acceptance.chat` overrides this.
 
     Raises:
       InputError: the prompts cannot be used, or the tree does not fit the models.
@@ -134,14 +144,14 @@ def _prepare(
 
 
 def try_drafter(trial: Trial, target: Target, drafter: LoadedHead) -> dict[str, float]:
-    """Decode all prompts, greedily, up to their end or the limit, and count what was accepted.
+    """Decode all prompts greedily and measure acceptance.
 
-    The drafter runs in the target's dtype, as it will when it is used.
+    The drafter runs in the target's dtype, as in use.
 
     Returns:
-      `acceptance_length`, and for every depth d that was reached `acceptance_rate/depth_d` and
-      `acceptance_calls/depth_d`, the number of target calls that the rate is over; and of the texts
-      `trial/texts`, `trial/repeating` and `trial/short`, see `Best`.
+      `acceptance_length`; for every reached depth d, `acceptance_rate/depth_d` and
+      `acceptance_calls/depth_d`, the number of target calls behind the rate; and `trial/texts`,
+      `trial/repeating` and `trial/short`, the counts of `Best`.
     """
     dtype = target.merge().dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
@@ -180,11 +190,11 @@ def keep_best(
     drafter: LoadedHead,
     texts: Sequence[int] = (),
 ) -> Best:
-    """Export the drafter if it did better than the best one; the new best one.
+    """Export the drafter if it is better than the best so far, and return the new best.
 
-    `texts` are the last fields of `Best`. A best one that was measured on other prompts or trees is
-    replaced. A run that is killed meanwhile leaves one of the two, complete, here or in the folder
-    beside it.
+    `texts` are the last fields of `Best`. A best drafter that was measured on other prompts or
+    trees is always replaced. A run that is killed during the export leaves one complete drafter, in
+    `trial.folder` or in `<folder>.old` beside it.
     """
     if best and best.measured_on == trial.measured_on and measured <= best.acceptance_length:
         return best
@@ -195,7 +205,7 @@ def keep_best(
 
 
 def describe_best(best: Best | None, settings: TrainSettings) -> str:
-    """A sentence on the result of a run and on the next step; speed is not measured here."""
+    """A sentence on the result of a run and the next step; speed is not measured here."""
     target, drafter = settings.target, settings.output_dir / ("best" if best else "drafter")
     words = [
         f"target={target}",
@@ -203,7 +213,7 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
         f"drafters.both.drafter={drafter}",
         "prompts=FILE",
     ]
-    if settings.data.chat_template != "tokenizer":  # which the comparison takes by itself
+    if settings.data.chat_template != "tokenizer":  # the default of `eval compare`
         words.append(f"chat_template={settings.data.chat_template}")
     compare = (
         "`eval compare` measures its speed beside no drafting: python -m eval compare --config "

@@ -1,6 +1,6 @@
-"""Products of rows with a weight of whole numbers that share scales in groups.
+"""Matrix products with a group-quantized weight.
 
-One contract for every implementation; `reference` is the specification.
+All implementations have the same interface; `reference` is the specification.
 """
 
 from collections.abc import Callable
@@ -21,27 +21,27 @@ def grouped_matmul(
     *,
     implementation: Implementation | None = None,
 ) -> Float[Array, "N O"]:
-    """Rows times the numbers that codes, scales and minima stand for, summed in float32.
+    """Multiply rows by a group-quantized weight, with accumulation in float32.
 
-    A number of the weight is `scale * code`, or with a minimum `minimum + scale * (code - lowest)`,
-    lowest being the least that the codes' dtype can hold. Codes are multiplied as they are, in x's
-    dtype; the sums of the products of a group are scaled. The kernel writes neither the numbers nor
-    those sums, and its result for a row has the same bits whatever the other rows are and however
-    many.
+    A weight is `scale * code`, or with a minimum `minimum + scale * (code - lowest)`, where lowest
+    is the smallest value of the codes' dtype. Codes are multiplied in x's dtype, and the partial
+    sums of each group are scaled. The kernel writes neither dequantized weights nor partial sums to
+    memory, and its result for a row is bitwise independent of the other rows and of their number.
 
     Args:
       x: rows, float32 or bfloat16.
-      codes: int4, int8 or, without minima, float8_e4m3fn; inputs in as many groups of equal size as
-        there are scales.
-      scale: of every group of an output, in any floating-point dtype.
-      minimum: likewise, the number that the lowest code stands for; None where 0 stands for 0.
-      implementation: a named one, or None for the best that this platform has: "mosaic_gpu" on
+      codes: int4, int8 or, without minima, float8_e4m3fn; the inputs I form groups of equal size,
+        one per row of `scale`.
+      scale: scales per group and output, in any floating-point dtype.
+      minimum: the value of the lowest code per group and output, in any floating-point dtype; None
+        if code 0 is the value 0.
+      implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
         Hopper GPUs for rows in bfloat16, codes in int4 or int8, and groups of 16, 32, 64 or 128
-        inputs, else "reference". "mosaic_gpu_interpret" is the same kernel on the CPU, slow,
-        watched for races.
+        inputs, else "reference". "mosaic_gpu_interpret" runs the same kernel slowly on the CPU,
+        with race detection.
 
     Returns:
-      float32.
+      The products, float32.
 
     Raises:
       ValueError: shapes do not fit together.
@@ -74,7 +74,7 @@ def _check_shapes(x: Array, codes: Array, scale: Array, minimum: Array | None) -
     if x.shape[1] != inputs or scale.shape[1] != outputs:
         raise ValueError(
             f"grouped_matmul: x {x.shape} and scale {scale.shape} do not fit codes {codes.shape}, "
-            f"which ask for {inputs} columns and {outputs}."
+            f"which need {inputs} and {outputs} columns."
         )
     if not groups or inputs % groups:
         raise ValueError(f"grouped_matmul: {groups} groups do not divide {inputs} inputs.")

@@ -1,17 +1,17 @@
 """Products with grouped codes for Hopper GPUs in Pallas' Mosaic GPU dialect.
 
 Decoding is bound by reading the weight, so a program reads the codes of its 128 outputs and of its
-split of the inputs once, and multiplies them by up to 64 rows. The weight is the left factor: its
-outputs fill the 64 rows that wgmma has, and the few rows of x are its columns, eight or more.
+split of the inputs once, and multiplies them by up to 64 rows. The weight is the left operand: its
+outputs fill the 64 rows of wgmma, and the rows of x are the columns, at least eight.
 
-Each program runs one warpgroup that copies blocks of 128 inputs into a ring of shared memory, and
-two that compute, each 64 outputs. These turn the codes of a group into bfloat16 in registers, which
-holds them exactly, and multiply; the group's products are scaled as they are added to the
-total, in float32. With minima, the sums of a row's inputs by group come with it, computed once for
-all outputs.
+Each program runs one warpgroup that copies blocks of 128 inputs into a ring buffer in shared
+memory, and two warpgroups that compute 64 outputs each. The computing warpgroups convert the codes
+of a group to bfloat16 in registers, which is exact, and multiply; the products of a group are
+scaled when they are added to the float32 accumulator. With minima, the sums of each row's inputs by
+group are an additional operand, computed once for all outputs.
 
-What is computed of a row has one order, whatever other rows there are: inputs by the matrix
-instruction within a group, groups from first to last within a split, then splits likewise.
+The order of summation for a row does not depend on the other rows: the matrix instruction sums the
+inputs of a group, then groups are added from first to last within a split, then splits.
 """
 
 from typing import Any
@@ -50,9 +50,9 @@ def mosaic_gpu(
     cores: int,
     interpret: bool = False,
 ) -> Float[Array, "N O"]:
-    """See `pallas_kernels.grouped_matmul.grouped_matmul`; it takes what `why_unsupported` lets by.
+    """Implement `pallas_kernels.grouped_matmul.grouped_matmul`; see `why_unsupported` for limits.
 
-    `cores` is the card's number of them; `interpret` runs on the CPU and detects races.
+    `cores` is the GPU's number of cores; `interpret` runs on the CPU and detects races.
     """
     N, inputs = x.shape
     bits = jnp.iinfo(codes.dtype).bits
@@ -70,7 +70,7 @@ def mosaic_gpu(
 
 
 def group_sums(x: Float[Array, "N I"], groups: int) -> Float[Array, "N groups"]:
-    """Of each row, by halves: elementwise sums have one order, which a reduction need not have."""
+    """Sum each row by group, halving elementwise, since the order of a reduction is unspecified."""
     sums = x.astype(jnp.float32).reshape(len(x), groups, -1)
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
@@ -79,10 +79,10 @@ def group_sums(x: Float[Array, "N I"], groups: int) -> Float[Array, "N groups"]:
 
 
 def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bool) -> Any:
-    """From rows, codes, scales and perhaps minima and sums to the products of every split."""
+    """Make the kernel from rows, codes, scales, and with minima also sums, to products by split."""
     inputs, outputs = codes.shape
     group = inputs // len(scale)
-    groups = BLOCK // group  # of a block
+    groups = BLOCK // group  # per block
     blocks = pl.cdiv(inputs, BLOCK)
     lowest = float(jnp.iinfo(codes.dtype).min)
 
@@ -142,16 +142,16 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
                     step_size = per_output("scale", slot, index)
                     total += _product(weights, rows, staged) * _broadcast(step_size, plan.rows, 0)
                     if minimum is not None:
-                        # The number that code 0 stands for.
+                        # The value of code 0.
                         zero = per_output("minimum", slot, index) - lowest * step_size
                         sums = scratch["sums"].at[slot, index, pl.ds(0, plan.rows)]
                         sums = plgpu.load(sums, layout=_ROWS, optimized=False)
                         total += _broadcast(zero, plan.rows, 0) * _broadcast(sums, plan.rows, 1)
 
-                # Only where a copy waits for it: no phase of a barrier may go by unobserved.
+                # Arrive only if a copy waits: every phase of a barrier must be observed.
                 @pl.when(step + plan.stages < steps)
                 def _() -> None:
-                    plgpu.commit_smem()  # orders the copy behind what was read here
+                    plgpu.commit_smem()  # orders the next copy after these reads
                     plgpu.barrier_arrive(barriers["free"].at[slot])
 
                 return total
@@ -176,7 +176,7 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
         }
         if minimum is not None:
             scratch["minimum"] = plgpu.SMEM((plan.stages, groups, WIDTH), minimum.dtype)
-            # Copies go to multiples of 128 bytes, which sums of fewer rows do not fill.
+            # Copies need multiples of 128 bytes, which sums of fewer rows do not fill.
             scratch["sums"] = plgpu.SMEM((plan.stages, groups, MAX_ROWS), jnp.float32)
         if interpret:
             scratch["weights"] = plgpu.SMEM((WARPGROUPS, TILE, group), jnp.bfloat16)
@@ -195,7 +195,7 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
     return plgpu.kernel(
         entry,
         out_type=jax.ShapeDtypeStruct((plan.splits, plan.padded_rows, outputs), jnp.float32),
-        # The last axis runs fastest: programs that read the same codes start together.
+        # The last axis varies fastest, so that programs that read the same codes start together.
         grid=(plan.splits, plan.columns, plan.tiles),
         grid_names=("split", "column", "tile"),
         num_threads=WARPGROUPS + 1,
@@ -206,7 +206,7 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
 
 
 def _product(weights: Any, rows: Any, staged: Any) -> Any:
-    """weights @ rows; the interpreter takes weights from shared memory alone."""
+    """Compute weights @ rows; the interpreter needs the weights in shared memory."""
     if staged is not None:
         staged[...] = weights
         plgpu.commit_smem()

@@ -1,39 +1,39 @@
-"""How a product is cut into programs; arithmetic on shapes alone."""
+"""Division of a product into programs, computed from shapes."""
 
 from typing import Any, NamedTuple
 
 TILE = 64  # outputs of one warpgroup, the rows of its wgmma
-WARPGROUPS = 2  # that compute, each a tile of outputs; one more copies
+WARPGROUPS = 2  # computing warpgroups, each with a tile of outputs; one more copies
 WIDTH = WARPGROUPS * TILE  # outputs of one program
 BLOCK = 128  # inputs of one step
-MAX_ROWS = 64  # of one program
+MAX_ROWS = 64  # rows of one program
 GROUPS = (16, 32, 64, 128)  # inputs that may share a scale
 MAX_STAGES = 8
-MAX_SPLITS = 8  # each writes its own part of the output, of many rows in a prompt
-SHARED_MEMORY = 220 * 1024  # of the 227 KiB of a program; the rest is for barriers and scratch
-STARTUP = 4  # steps that one core takes while a program starts and its first block arrives
-PARTIAL = 4  # steps in which a partial output is written and read again
-COPIER_REGISTERS, REGISTERS = 40, 232  # of each thread, of the 65536 of a core
+MAX_SPLITS = 8  # each split writes a partial output, which is large for prompts
+SHARED_MEMORY = 220 * 1024  # of a program's 227 KiB; the rest is for barriers and scratch
+STARTUP = 4  # cost in steps of starting a program and loading its first block
+PARTIAL = 4  # cost in steps of writing and reading a partial output
+COPIER_REGISTERS, REGISTERS = 40, 232  # per thread, of a core's 65536
 
 
 class Plan(NamedTuple):
-    """How a product is cut; all fields are static."""
+    """Division of a product into programs; all fields are static."""
 
     splits: int  # programs along the inputs
     columns: int  # programs along the outputs
     tiles: int  # programs along the rows
-    rows: int  # of one program
-    stages: int  # steps in the ring
-    steps: int  # of one split, the last may have fewer
+    rows: int  # rows of one program
+    stages: int  # steps in the ring buffer
+    steps: int  # steps of one split; the last split may have fewer
 
     @property
     def padded_rows(self) -> int:
-        """How many rows all programs compute, padding included."""
+        """Number of rows that all programs compute, including padding."""
         return self.tiles * self.rows
 
 
 def why_unsupported(x: Any, codes: Any, scale: Any, _: Any) -> str | None:
-    """Why the kernel cannot take these shapes and dtypes, as half a sentence; None if it can."""
+    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
     inputs, outputs = codes.shape
     if str(x.dtype) != "bfloat16":
         return f"its rows must be bfloat16, but are {x.dtype}"
@@ -44,7 +44,7 @@ def why_unsupported(x: Any, codes: Any, scale: Any, _: Any) -> str | None:
     group = inputs // len(scale)
     if group not in GROUPS:
         return f"its groups must have 16, 32, 64 or 128 inputs, but have {group}"
-    if inputs % 8:  # copies have whole multiples of 16 bytes
+    if inputs % 8:  # copies need multiples of 16 bytes
         return f"it needs a multiple of 8 inputs, but there are {inputs}"
     multiple = 32 if str(codes.dtype) == "int4" else 16
     if outputs % multiple:
@@ -55,16 +55,18 @@ def why_unsupported(x: Any, codes: Any, scale: Any, _: Any) -> str | None:
 def make_plan(
     N: int, inputs: int, outputs: int, bits: int, group: int, minimum: bool, cores: int
 ) -> Plan:
-    """Splits that keep every core busy, whatever the N rows; then rows in as few programs as fit.
+    """Choose splits that keep every core busy, independent of N, and the fewest programs for N
+    rows.
 
-    Codes have so many bits, and a group of inputs shares a scale and maybe a minimum.
+    `bits` is the size of a code, and `group` the number of inputs that share a scale, and a minimum
+    if `minimum` is set.
     """
     columns, blocks = _ceil_div(outputs, WIDTH), _ceil_div(inputs, BLOCK)
 
     def cost(splits: int) -> int:
-        """In steps of one core, over the longest chain of programs on it; a model.
+        """Modelled cost in steps of the core with the most programs.
 
-        It knows nothing of the rows: they must not change the order in which inputs are summed.
+        It does not depend on the rows, which must not change the order of summation.
         """
         waves = _ceil_div(columns * splits, cores)
         return waves * (_ceil_div(blocks, splits) + STARTUP + (PARTIAL if splits > 1 else 0))

@@ -1,10 +1,10 @@
-"""The specification in jnp: the path of other platforms and the oracle of the kernel's tests."""
+"""The specification in jnp, for other platforms and as the oracle of the kernel's tests."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-# Fewer rows than a tensor core multiplies at once; XLA for GPUs would write the dequantized weight.
+# With fewer rows than a tensor core's tile, XLA for GPUs would write the dequantized weight.
 _FEWEST_ROWS = 16
 
 
@@ -14,9 +14,9 @@ def reference(
     scale: Float[Array, "groups O"],
     minimum: Float[Array, "groups O"] | None,
 ) -> Float[Array, "N O"]:
-    """See `pallas_kernels.grouped_matmul.grouped_matmul`.
+    """Implement `pallas_kernels.grouped_matmul.grouped_matmul`.
 
-    The sums of products of more than one group are an array [groups, N, O] on the way.
+    With several groups, the partial sums are an intermediate array [groups, N, O].
     """
     scale = scale.astype(jnp.float32)
     product = jax.lax.platform_dependent(
@@ -24,7 +24,7 @@ def reference(
     )
     if minimum is not None:
         sums = x.astype(jnp.float32).reshape(len(x), len(scale), -1).sum(axis=-1)
-        # The number that code 0 stands for.
+        # The value of code 0.
         zeros = minimum.astype(jnp.float32) - jnp.iinfo(codes.dtype).min * scale
         product += jnp.matmul(sums, zeros, precision="highest")
     return product
@@ -33,7 +33,7 @@ def reference(
 def _scaled_product(
     x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
 ) -> Float[Array, "N O"]:
-    """`x @ (scale * codes)`, float32: a sum over the groups of their own products."""
+    """Compute `x @ (scale * codes)` in float32, as a sum of scaled products of groups."""
     groups = len(scale)
     if groups == 1:
         return jnp.matmul(x, codes.astype(x.dtype), preferred_element_type=jnp.float32) * scale

@@ -1,6 +1,6 @@
-"""The bound that top-k, top-p and min-p set on the scores of a row.
+"""The lowest logit of a row that top-k, top-p and min-p keep.
 
-One contract for every implementation; `reference` is the specification.
+All implementations have the same interface; `reference` is the specification.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,20 @@ def lowest_kept(
     *,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B M"]:
-    """The lowest logit of each row that passes its filters, all of which keep tokens that tie.
+    """Find the lowest logit of each row that passes the filters; every filter keeps ties.
 
-    The filters are top-k, top-p and min-p, in this order, each on what the one before it kept. They
-    look at `logits / unit`, rounded to float32.
+    The filters are top-k, top-p and min-p, applied in this order, each to the tokens that the
+    previous filter kept. They use the scores `logits / unit`, rounded to float32.
 
     Args:
-      logits: float32; NaN keeps or drops any token.
-      unit: the temperature, above 0.
-      top_k: tokens that are kept, at least 1 and fewer than V; infinite for all.
-      top_p: the probability above which tokens are dropped, above 0; infinite for none.
-      min_p: the least probability of a token that is kept, as a part of the highest; 0 for none.
-      implementation: a named one, or None for the best that this platform has: "mosaic_gpu" on
-        Hopper GPUs for rows of at least one block, else "reference". "mosaic_gpu_interpret" is the
-        same kernel on the CPU, slow, watched for races.
+      logits: float32; with NaN, the kept tokens are unspecified.
+      unit: temperature, above 0.
+      top_k: number of tokens to keep, at least 1 and less than V; infinity keeps all.
+      top_p: cumulative probability above which tokens are dropped, above 0; infinity drops none.
+      min_p: minimum probability of kept tokens, relative to the highest probability; 0 drops none.
+      implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
+        Hopper GPUs for rows of at least one block, else "reference". "mosaic_gpu_interpret" runs
+        the same kernel slowly on the CPU, with race detection.
 
     Raises:
       ValueError: shapes do not fit together.
@@ -46,7 +46,7 @@ def lowest_kept(
     for name, bound in bounds.items():
         if bound.shape != logits.shape[:1]:
             raise ValueError(
-                f"lowest_kept: {name} has shape {bound.shape}, but logits {logits.shape} ask for "
+                f"lowest_kept: {name} has shape {bound.shape}, but logits {logits.shape} need "
                 f"{logits.shape[:1]}."
             )
 

@@ -1,12 +1,12 @@
-"""The bound of the filters for Hopper GPUs in Pallas' Mosaic GPU dialect.
+"""The lowest kept logit for Hopper GPUs in Pallas' Mosaic GPU dialect.
 
-One program, of one warpgroup, takes a row. It finds the bound of top-k and of top-p two bits at a
-time: a pass over the row sums what lies at or above three scores, a quarter apart of the range that
-is left. Passes read the row from the caches of its core and of the card, 16 bytes to a thread; they
-share nothing with other programs and wait for none.
+One program of one warpgroup handles a row. It finds the thresholds of top-k and top-p two bits at a
+time: a pass over the row sums the weights at or above three scores, which divide the remaining
+range into quarters. Passes read the row from the L1 and L2 caches, 16 bytes per thread; programs
+are independent of each other.
 
-Scores are compared as they are stored. To divide by the temperature can only make more of them
-equal: which, two passes find out, that divide.
+The search compares logits as they are stored. Dividing by the temperature can only make more logits
+equal, so further passes with the division find these ties.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.lowest_kept.plan import AHEAD, BLOCK, vector_size
 
 _SIGN = 1 << 31
-# What stands for minus infinity among whole numbers in the order of floats; lower is NaN.
+# The key of minus infinity, in unsigned integers ordered as floats; lower keys are NaN.
 _LOWEST = 0x007FFFFF
 
 
@@ -36,9 +36,9 @@ def mosaic_gpu(
     cores: int = 0,
     interpret: bool = False,
 ) -> Float[Array, "B M"]:
-    """See `pallas_kernels.lowest_kept.lowest_kept`; what it takes is in `why_unsupported`.
+    """Implement `pallas_kernels.lowest_kept.lowest_kept`; see `why_unsupported` for limits.
 
-    A program takes one core, whatever their number; `interpret` runs on the CPU and detects races.
+    `cores` is not used; `interpret` runs on the CPU and detects races.
     """
     del cores
     B, M, V = logits.shape
@@ -61,16 +61,16 @@ def mosaic_gpu(
             return plgpu.layout_cast(jnp.full((BLOCK,), number, dtype), layout)
 
         def score_of(key: Any) -> Any:
-            """In every place the float whose place among all floats is `key`.
+            """The float with this key, in every element of a block.
 
-            What lies below minus infinity is taken for it.
+            Keys below that of minus infinity count as minus infinity.
             """
             sign, key = jnp.uint32(_SIGN), jnp.maximum(key, jnp.uint32(_LOWEST))
             bits = jnp.where(key >= sign, key ^ sign, ~key)
             return lax.bitcast_convert_type(filled(bits, jnp.uint32), jnp.float32)
 
         def over_row(running: Any, update: Callable[[Any, Any], Any], neutral: float) -> Any:
-            """What `update` makes of the row's blocks; the last is filled up with `neutral`."""
+            """Fold `update` over the blocks of the row; the last is padded with `neutral`."""
 
             def block(start: Any) -> Any:
                 return plgpu.load(logits_ref.at[batch, row, pl.ds(start, BLOCK)], layout=layout)
@@ -94,7 +94,7 @@ def mosaic_gpu(
         highest = over_row(filled(-jnp.inf), jnp.maximum, -jnp.inf).max()
 
         def search(bound: Any, weigh: Callable[[Any], Any]) -> Any:
-            """The lowest score above which less than `bound` of the weight lies."""
+            """The lowest score such that the weight above it is less than `bound`."""
 
             def two_bits(step: Any, lowest: Any) -> Any:
                 quarter = jnp.uint32(1) << (30 - 2 * step).astype(jnp.uint32)
@@ -119,7 +119,7 @@ def mosaic_gpu(
             return score_of(lax.fori_loop(0, 16, two_bits, jnp.uint32(0)))
 
         def lowest_from(score: Any, above: Any) -> Any:
-            """The lowest logit above `above` that, divided, is no lower than `score`."""
+            """The lowest logit, at least `above`, whose quotient by `unit` is at least `score`."""
 
             def update(lowest: Any, block: Any) -> Any:
                 kept = (block / unit >= score) & (block >= above)

@@ -1,15 +1,15 @@
-"""How a row is read; arithmetic on shapes alone."""
+"""How a row is read, computed from shapes."""
 
 from typing import Any
 
-THREADS = 128  # of a program
-NUMBERS = 16  # that a thread holds of a block
+THREADS = 128  # threads of a program
+NUMBERS = 16  # elements per thread of a block
 BLOCK = THREADS * NUMBERS
-AHEAD = 4  # blocks whose numbers are asked for together
+AHEAD = 4  # blocks that are loaded together
 
 
 def why_unsupported(logits: Any, *_: Any) -> str | None:
-    """Why the kernel cannot take these shapes and dtypes, as half a sentence; None if it can."""
+    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
     if str(logits.dtype) != "float32":
         return f"its logits must be float32, but are {logits.dtype}"
     if logits.shape[-1] < BLOCK:
@@ -18,5 +18,5 @@ def why_unsupported(logits: Any, *_: Any) -> str | None:
 
 
 def vector_size(V: int) -> int:
-    """How many numbers a thread reads at once; rows of V must begin at multiples of that."""
+    """Number of elements that a thread reads at once; rows must begin at its multiples."""
     return 4 if V % 4 == 0 else 1

@@ -1,4 +1,4 @@
-"""The specification in jnp, which CPUs run."""
+"""The specification in jnp, for other platforms and as the oracle of the kernel's tests."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ def reference(
     top_p: Float[Array, " B"],
     min_p: Float[Array, " B"],
 ) -> Float[Array, "B M"]:
-    """See `pallas_kernels.lowest_kept.lowest_kept`."""
+    """Implement `pallas_kernels.lowest_kept.lowest_kept`."""
     unit, top_k, top_p, min_p = (bound[:, None, None] for bound in (unit, top_k, top_p, min_p))
     scaled = logits / unit
     best = jnp.max(scaled, axis=-1, keepdims=True)
@@ -40,7 +40,7 @@ def reference(
 
 
 def _ordered_keys(scores: Float[Array, "B M V"]) -> UInt[Array, "B M V"]:
-    """Whole numbers in the order of the scores: the bits of a float, negative ones turned over."""
+    """Unsigned integers in the order of the scores: float bits, inverted for negative numbers."""
     # -0.0 equals 0.0, and so must its key.
     bits = jnp.where(scores == 0, 0, jax.lax.bitcast_convert_type(scores, jnp.uint32))
     sign = jnp.uint32(1 << 31)
@@ -50,23 +50,23 @@ def _ordered_keys(scores: Float[Array, "B M V"]) -> UInt[Array, "B M V"]:
 def _lowest_key(
     keys: UInt[Array, "B M V"], weights: Float[Array, "B M V"], bound: Float[Array, "B 1 1"]
 ) -> UInt[Array, "B M 1"]:
-    """The lowest key above which less than `bound` of the weight lies, found bit by bit.
+    """The lowest key such that the weight above it is less than `bound`, found bit by bit.
 
-    32 sums over V instead of a sort.
+    This takes 32 sums over V instead of a sort.
     """
 
     def decide_bit(step: Array, lowest: UInt[Array, "B M 1"]) -> UInt[Array, "B M 1"]:
         bit = jnp.uint32(1) << (31 - step).astype(jnp.uint32)
         above = jnp.where(keys > (lowest | (bit - 1)), weights, 0.0)
         enough = jnp.sum(above, axis=-1, keepdims=True) < bound
-        # Without the barrier XLA for GPUs writes each step into all that follow when V is small.
+        # Without the barrier, XLA for GPUs recomputes each step in all later steps if V is small.
         return jax.lax.optimization_barrier(jnp.where(enough, lowest, lowest | bit))
 
     def search(lowest: UInt[Array, "B M 1"], *, unroll: bool) -> UInt[Array, "B M 1"]:
         return jax.lax.fori_loop(0, 32, decide_bit, lowest, unroll=unroll)
 
-    # A GPU's command buffer takes in a `cond`, and its predicate stays on the device, if no loop is
-    # inside. Elsewhere the loop compiles faster and runs as fast.
+    # Without a loop inside, a `cond` fits into a GPU command buffer, and its predicate stays on the
+    # device. Elsewhere the loop compiles faster and runs as fast.
     return jax.lax.platform_dependent(
         jnp.zeros((*keys.shape[:-1], 1), jnp.uint32),
         cuda=partial(search, unroll=True),

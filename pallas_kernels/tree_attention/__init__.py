@@ -1,6 +1,6 @@
-"""Attention of tree nodes over a key-value cache and over each other.
+"""Attention of tree nodes over a key-value cache and over their ancestors.
 
-One contract for every implementation; `reference` is the specification.
+All implementations have the same interface; `reference` is the specification.
 """
 
 import functools
@@ -28,31 +28,32 @@ def tree_attention(
     window: int | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B T Q H"]:
-    """Softmax attention of tree nodes, each over the cached tokens and its ancestors.
+    """Compute softmax attention of tree nodes over the cached tokens and their ancestors.
 
-    The T nodes that attend are all N of a tree, or the newest of one that grows.
+    The T nodes that attend are all N nodes of a tree, or the newest nodes of a growing tree.
 
     Args:
-      q: queries of the nodes that attend.
-      k_cache: keys of decided tokens in pages of `PAGE` slots; slots at and past `lengths` may
-        hold anything, NaN included.
+      q: queries of the T nodes.
+      k_cache: keys of decided tokens in pages of `PAGE` slots; slots at and after `lengths` may
+        hold anything, including NaN.
       v_cache: values of decided tokens, likewise.
-      table: numbers of each row's pages, in the order of its text; rows may share pages. Numbers of
-        pages past `lengths` are those of any page.
-      lengths: cached tokens per row, 0 allowed, at most `PAGE` times M.
-      k_tree: keys of all nodes of the tree, a parent before its children.
-      v_tree: values of all nodes, likewise.
-      mask: mask[b, i, j] is True where query i sees node j: it itself is one, others its ancestors.
-        A node that no query sees may hold any number, but not NaN or infinity.
-      scale: factor on the scores before the softmax.
-      window: positions that a node sees, its own included; None for all before it. A node stands
-        as many positions after the cached tokens as it sees other nodes.
-      implementation: a named one, or None for the best that this platform has: "mosaic_gpu" on
-        Hopper GPUs for the shapes and dtypes it takes, else "reference". "mosaic_gpu_interpret"
-        is the same kernel on the CPU, slow, watched for races.
+      table: page numbers of each row, in text order; rows may share pages. Entries after `lengths`
+        may be any valid page number.
+      lengths: number of cached tokens per row, from 0 to `PAGE` times M.
+      k_tree: keys of all N nodes, parents before their children.
+      v_tree: values of all N nodes, likewise.
+      mask: mask[b, i, j] is True if query i attends to node j, which is the query's node itself or
+        an ancestor. A node that no query attends to may hold any finite number.
+      scale: factor of the scores before the softmax.
+      window: number of positions that a node attends to, including its own; None for all. A node's
+        position is the number of cached tokens plus its number of ancestors.
+      implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
+        Hopper GPUs for supported shapes and dtypes, else "reference". "mosaic_gpu_interpret" runs
+        the same kernel slowly on the CPU, with race detection.
 
     Returns:
-      One output per node and query head, in q's dtype; softmax and sums are float32.
+      The outputs of each node and query head in q's dtype; softmax and sums are computed in
+      float32.
 
     Raises:
       ValueError: shapes do not fit together, or the window holds no position.
@@ -61,8 +62,8 @@ def tree_attention(
     arrays = q, k_cache, v_cache, table, lengths, k_tree, v_tree, mask
     _check_shapes(*arrays)
     if window is not None and window < 1:
-        raise ValueError(f"tree_attention: window is {window}, but a node sees at least itself.")
-    # No position lies further back: what follows is the program without a window.
+        raise ValueError(f"tree_attention: window is {window}, but must be 1 or more.")
+    # A window that covers all positions runs the program without a window.
     if window is not None and window >= table.shape[1] * PAGE + k_tree.shape[1]:
         window = None
 
@@ -110,7 +111,7 @@ def _check_shapes(q: Array, k_cache: Array, *others: Array) -> None:
         if given[name].shape != shape:
             raise ValueError(
                 f"tree_attention: {name} has shape {given[name].shape}, but q {q.shape}, k_cache "
-                f"{k_cache.shape} and {N} nodes in k_tree ask for {shape}."
+                f"{k_cache.shape} and {N} nodes in k_tree need {shape}."
             )
     if Q % K:
         raise ValueError(f"tree_attention: {K} key heads do not divide {Q} query heads.")

@@ -1,4 +1,4 @@
-"""The splits' results of the Mosaic GPU kernel as one softmax's."""
+"""Merging of the Mosaic GPU kernel's results by split into one softmax."""
 
 from functools import reduce
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-# Numbers that the threads of a program hold, one each; a row has as many.
+# Elements of a row, one per thread of a program.
 ROW = 128
 
 
@@ -23,10 +23,11 @@ def merge(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B N Q H"]:
-    """The outputs of the N nodes, each over its sum of weights; by a kernel where H is 128.
+    """Merge the splits and normalize the outputs of the N nodes; a kernel does so if H is 128.
 
-    Rows are the G query heads of a key head, and of each its nodes, N and maybe more; rows past
-    these are nobody's. Maxima are exponents of two, outputs and totals relative to them.
+    The rows of a key head are its G query heads, each with its nodes, N and possibly padding;
+    further rows are unused. Maxima are exponents of two, and outputs and totals are relative to
+    them.
     """
     splits, B, K, rows, H = output.shape
     nodes = rows // G
@@ -65,6 +66,6 @@ def merge_rows(
     maximum: Float[Array, "splits B K rows"],
     total: Float[Array, "splits B K rows"],
 ) -> Float[Array, "B K rows H"]:
-    """The specification of what the kernel computes of a row."""
+    """Merge splits in jnp: the specification of the kernel."""
     weights = jnp.exp2(maximum - maximum.max(axis=0))
     return (output * weights[..., None]).sum(0) / (total * weights).sum(0)[..., None]

@@ -1,16 +1,17 @@
 """Tree attention for Hopper GPUs in Pallas' Mosaic GPU dialect.
 
-Decoding is bound by reading the cache, so the cache is cut into splits until every core of the
-card has one, and one program reads the keys and values of its split once for up to three tiles of
-64 query rows; more tiles are more programs, started together so that they share the reads of the
-second-level cache. A row is one of the G query heads of a key head at one node that attends, head
-by head; rows come in eights, and so do nodes.
+Decoding is bound by reading the cache, so the cache is divided into splits until every core of the
+GPU has one, and one program reads the keys and values of its split once for up to three tiles of 64
+query rows. More tiles take more programs, which start together so that they share reads through the
+L2 cache. A row is one of the G query heads of a key head at one attending node, ordered by head;
+nodes, and so rows, are padded to multiples of eight.
 
-Each program runs one warpgroup that copies blocks of keys and values into a ring of shared memory,
-and two or three that compute: one for each tile, or for a single tile two that take every other
-block. The programs of the last split also take the tree's own keys, the only ones that need the
-mask; it comes as bits, 32 nodes to a word. Every program writes its unnormalised output with the
-running maximum and sum of the softmax in float32, and `merge` makes one softmax of the splits'.
+Each program runs one warpgroup that copies blocks of keys and values into a ring buffer in shared
+memory, and two or three warpgroups that compute: one per tile, or two for a single tile, which take
+alternate blocks. The programs of the last split also process the keys of the tree, the only ones
+that need the mask, which is packed as bits, 32 nodes per word. Every program writes its
+unnormalised output with the running maximum and sum of the softmax in float32, and `merge` combines
+the splits.
 """
 
 import math
@@ -28,7 +29,7 @@ from pallas_kernels.tree_attention.merge import merge
 from pallas_kernels.tree_attention.plan import BLOCK, CORES, EIGHT, TILE, Plan, make_plan
 
 WORD = 32  # nodes in one word of the mask
-# Finite, so that a row that has seen nothing yet has no infinity minus infinity.
+# Finite, to avoid infinity minus infinity in rows without visible keys so far.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 _TILE = plgpu.Layout.WGMMA
 _ROWS = plgpu.Layout.WGMMA.reduce(1)  # one value per row of a tile
@@ -48,21 +49,21 @@ def mosaic_gpu(
     cores: int = CORES,
     interpret: bool = False,
 ) -> Float[Array, "B T Q H"]:
-    """See `pallas_kernels.tree_attention.tree_attention`; what it takes is in `why_unsupported`.
+    """Implement `pallas_kernels.tree_attention.tree_attention`; see `why_unsupported` for limits.
 
-    `cores` is the card's number of them; `interpret` runs on the CPU and detects races.
+    `cores` is the GPU's number of cores; `interpret` runs on the CPU and detects races.
     """
     B, T, Q, H = q.shape
     K, M = k_cache.shape[1], table.shape[1]
     N, G = k_tree.shape[1], Q // K
     plan = make_plan(B, T, N, Q, K, M * BLOCK, H, cores)
 
-    # Of every key head its queries, its key and its value side by side: where they are parts of
-    # one such array, as a projection makes them, XLA passes it on as it is. Where fewer nodes
-    # attend, queries come first and zeros after them, which are not read.
+    # Put the queries, key and value of every key head side by side: if a projection already made
+    # them as one such array, XLA passes it on without a copy. If fewer nodes attend, zeros follow
+    # the queries and are not read.
     q = _pad_to(q.reshape(B, T, K, G, H), 1, N)
     heads = jnp.concatenate([q, k_tree[:, :, :, None], v_tree[:, :, :, None]], axis=3)
-    # Copies come in eights and fill with zeros what lies past the end of an array.
+    # Copies take eight rows at a time and fill with zeros past the end of an array.
     padded, attending = (pl.cdiv(count, EIGHT) * EIGHT for count in (N, T))
     heads = _pad_to(heads.reshape(B, N, K * (G + 2), H), 1, padded)
     words = jnp.tile(_pad_to(mask_words(mask), 1, attending), (1, G, 1)).transpose(0, 2, 1)
@@ -75,7 +76,8 @@ def mosaic_gpu(
 
 
 def mask_words(mask: Bool[Array, "B T N"]) -> Int[Array, "B T words"]:
-    """Bit j % 32 of word j // 32 is mask[..., j]; whole blocks of nodes."""
+    """Pack the mask: bit j % 32 of word j // 32 is mask[..., j], padded to whole blocks of
+    nodes."""
     B, T, N = mask.shape
     words = pl.cdiv(N, BLOCK) * (BLOCK // WORD)
     bits = _pad_to(mask, 2, words * WORD).reshape(B, T, words, WORD)
@@ -96,7 +98,7 @@ def _make_kernel(
     scale: float,
     interpret: bool,
 ) -> Any:
-    """From table, lengths, heads, cache and words to output, maximum and total of every split."""
+    """Make the kernel from table, lengths, heads, cache and mask words to results by split."""
     B, K, G, nodes, H = shape
     rows, eights = G * nodes, nodes // EIGHT
     tiled_rows = plan.groups * plan.tiles * TILE
@@ -119,7 +121,7 @@ def _make_kernel(
         warpgroup = lax.axis_index("warpgroup")
         (keys, values), staged_output = scratch["ring"]
 
-        # The row's own length is shared out evenly, in whole blocks.
+        # The row's cached tokens are divided evenly among the splits, in whole blocks.
         length = lengths_ref[batch]
         blocks = pl.cdiv(length, BLOCK)
         share = pl.cdiv(blocks, plan.splits)
@@ -129,7 +131,7 @@ def _make_kernel(
         steps = past_steps + tree_steps
 
         def decided(step: Any) -> Any:
-            """How many keys of a block are decided."""
+            """Number of decided keys in a block."""
             return lax.min(length - (first + step) * BLOCK, BLOCK)
 
         @pl.when(warpgroup == plan.warpgroups)
@@ -137,7 +139,7 @@ def _make_kernel(
             plgpu.set_max_registers(plan.copier_registers, action="decrease")
             for tile, part in product(range(plan.tiles), range(TILE // EIGHT)):
                 eight = (group * plan.tiles + tile) * (TILE // EIGHT) + part
-                # Rows past the last query head are nobody's.
+                # Rows after the last query head are unused.
                 own = head * (G + 2) + lax.min(lax.div(eight, eights), G - 1)
                 plgpu.copy_gmem_to_smem(
                     heads_ref.at[batch, pl.ds(lax.rem(eight, eights) * EIGHT, EIGHT), own],
@@ -193,7 +195,7 @@ def _make_kernel(
             plgpu.barrier_wait(barriers["queries"].at[tile])
 
             def attend(step: Any, visible: Any, running: Any) -> Any:
-                """One block into the running softmax."""
+                """Add one block to the running softmax."""
                 output, maximum, total = running
                 slot = lax.rem(step, plan.stages)
                 plgpu.barrier_wait(barriers["keys"].at[slot])
@@ -214,7 +216,7 @@ def _make_kernel(
                     output, weights.astype(dtype), values.at[slot], staged_weights
                 )
 
-                # Only where a copy waits for it: no phase of a barrier may go by unobserved.
+                # Arrive only if a copy waits: every phase of a barrier must be observed.
                 @pl.when(step + plan.stages < steps)
                 def _() -> None:
                     plgpu.barrier_arrive(barriers["free"].at[slot])
@@ -226,7 +228,7 @@ def _make_kernel(
 
                 return attend(step, lambda: _columns() < decided(step), running)
 
-            # The turns of the ways go on from the past's blocks to the tree's.
+            # The alternation of the warpgroups continues from the cache's blocks to the tree's.
             past_turns = lax.div(past_steps - way + plan.ways - 1, plan.ways)
             first_tree = past_turns * plan.ways + way - past_steps
             tree_turns = lax.div(lax.max(tree_steps - first_tree, 0) + plan.ways - 1, plan.ways)
@@ -244,7 +246,7 @@ def _make_kernel(
             running = lax.fori_loop(0, past_turns, past, running)
             running = lax.fori_loop(0, tree_turns, tree, running)
 
-            # The ring becomes the output's, once nobody reads it any more.
+            # The output reuses the ring buffer after the last read.
             plgpu.barrier_arrive(barriers["done"])
             plgpu.barrier_wait(barriers["done"])
             staged = [ref.at[tile] for ref in (staged_output, scratch["maximum"], scratch["total"])]
@@ -307,7 +309,7 @@ def _make_kernel(
     return plgpu.kernel(
         entry,
         out_type=(output, per_row, per_row),
-        # The last axis runs fastest: programs that read the same keys start together.
+        # The last axis varies fastest, so that programs that read the same keys start together.
         grid=(B, K, plan.splits, plan.groups),
         grid_names=("batch", "head", "split", "group"),
         num_threads=plan.warpgroups + 1,
@@ -327,12 +329,12 @@ def _along_row(per_row: Any, columns: int) -> Any:
 
 
 def _columns() -> Any:
-    """Each score's place in its block."""
+    """Column index of each score in its block."""
     return plgpu.broadcasted_iota(jnp.int32, (TILE, BLOCK), 1, layout=_TILE)
 
 
 def _seen(words_ref: Any, tree_step: Any) -> Any:
-    """What the rows of a tile see of one block of nodes; words_ref is [words TILE]."""
+    """Mask of the nodes of a block that the rows of a tile attend to; words_ref is [words TILE]."""
 
     def spread(word: int) -> Any:
         of_rows = words_ref.at[tree_step * (BLOCK // WORD) + word]
@@ -344,7 +346,7 @@ def _seen(words_ref: Any, tree_step: Any) -> Any:
 
 
 def _add_product(output: Any, weights: Any, values: Any, staged: Any) -> Any:
-    """output + weights @ values; the interpreter takes weights from shared memory alone."""
+    """Compute output + weights @ values; the interpreter needs the weights in shared memory."""
     if staged is None:
 
         def accumulate(output_ref: Any) -> None:
@@ -363,7 +365,7 @@ def _add_product(output: Any, weights: Any, values: Any, staged: Any) -> Any:
 
 
 def _clear(values: Any, high: Any) -> None:
-    """Zero from row `high` on: no weight, not even zero, silences a NaN."""
+    """Zero the rows from `high` on, since zero weights do not cancel NaN."""
     for column in range(0, values.shape[1], 64):
         part = values.at[:, pl.ds(column, 64)]
         row = plgpu.broadcasted_iota(jnp.int32, (BLOCK, 64), 0, layout=_TILE)
@@ -373,7 +375,7 @@ def _clear(values: Any, high: Any) -> None:
 
 
 def _join(one: Any, other: Any) -> tuple[Any, Any, Any]:
-    """The running softmax over the keys of both."""
+    """Combine two running softmaxes."""
     maximum = jnp.maximum(one[1], other[1])
     output, total = 0, 0
     for own_output, own_maximum, own_total in (one, other):

@@ -1,49 +1,49 @@
-"""How a call of the Mosaic GPU kernel is cut into programs; arithmetic on shapes alone."""
+"""Division of a call of the Mosaic GPU kernel into programs, computed from shapes."""
 
 from typing import Any, NamedTuple
 
 from pallas_kernels.tree_attention.reference import PAGE
 
-TILE = 64  # rows of queries in one tile, as wgmma has them
+TILE = 64  # query rows in one tile, the rows of wgmma
 BLOCK = PAGE  # keys, or nodes, of one step
 EIGHT = 8  # rows, or nodes, of the smallest copy
 MAX_TILES = 3  # tiles that one program holds in registers
 MAX_STAGES = 8
-SHARED_MEMORY = 220 * 1024  # of the 227 KiB of a program; the rest is for barriers and scratch
-STARTUP = 128  # keys that one core reads while a program starts and its first block arrives
-CORES = 132  # of an H100 or H200
+SHARED_MEMORY = 220 * 1024  # of a program's 227 KiB; the rest is for barriers and scratch
+STARTUP = 128  # cost in keys of starting a program and loading its first block
+CORES = 132  # cores of an H100 or H200
 
 
 class Plan(NamedTuple):
-    """How a call is cut; all fields are static."""
+    """Division of a call into programs; all fields are static."""
 
     splits: int  # programs along the cache
     groups: int  # programs along the rows
     tiles: int  # tiles of rows in one program
-    ways: int  # warpgroups that share a tile, each with its own blocks
-    stages: int  # blocks in the ring
+    ways: int  # warpgroups that share a tile, taking blocks in turn
+    stages: int  # blocks in the ring buffer
     tree_steps: int  # blocks of nodes
 
     @property
     def warpgroups(self) -> int:
-        """That compute; one more copies."""
+        """Number of computing warpgroups; one more copies."""
         return self.tiles * self.ways
 
     @property
     def copier_registers(self) -> int:
-        """Of each thread that copies."""
+        """Registers per copying thread."""
         return 40 if self.warpgroups == 2 else 56
 
     @property
     def registers(self) -> int:
-        """Of each thread that computes: what the 65536 of a core leave."""
+        """Registers per computing thread, from the rest of a core's 65536 registers."""
         return 232 if self.warpgroups == 2 else 152
 
 
 def why_unsupported(
     q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any, window: int | None = None
 ) -> str | None:
-    """Why the kernel cannot take these shapes and dtypes, as half a sentence; None if it can."""
+    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
     H = q.shape[-1]
     dtypes = {str(array.dtype) for array in (q, k_cache, v_cache, k_tree, v_tree)}
     if dtypes not in ({"bfloat16"}, {"float16"}):
@@ -52,12 +52,12 @@ def why_unsupported(
     if H not in (64, 128):
         return f"its head dimension must be 64 or 128, but is {H}"
     if window is not None:
-        return f"it sees the whole cache, but only a window of {window} positions is asked for"
+        return f"it has no window, but a window of {window} positions is asked for"
     return None
 
 
 def make_plan(B: int, T: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Plan:
-    """The fewest reads of the cache, then as many splits as keep every core evenly busy.
+    """Choose the fewest reads of the cache, then splits that keep every core evenly busy.
 
     T of the N nodes attend.
     """
@@ -68,9 +68,9 @@ def make_plan(B: int, T: int, N: int, Q: int, K: int, S: int, H: int, cores: int
     ways = 2 if tiles == 1 else 1
 
     def cost(splits: int) -> int:
-        """In keys read by one core, over the longest chain of programs on it; a model."""
+        """Modelled cost, in keys read, of the core with the most programs."""
         waves = _ceil_div(B * K * groups * splits, cores)
-        # A partial row is written and read again, each as many bytes as one key and its value.
+        # Writing and reading a partial row moves as many bytes as two keys with their values.
         partial = 2 * min(tiles * TILE, rows) if splits > 1 else 0
         return waves * (_ceil_div(S, splits * BLOCK) * BLOCK + partial + STARTUP)
 
@@ -81,7 +81,7 @@ def make_plan(B: int, T: int, N: int, Q: int, K: int, S: int, H: int, cores: int
         groups=groups,
         tiles=tiles,
         ways=ways,
-        stages=stages // ways * ways,  # so that a slot always belongs to the same warpgroup
+        stages=stages // ways * ways,  # a slot always belongs to the same warpgroup
         tree_steps=_ceil_div(N, BLOCK),
     )
 

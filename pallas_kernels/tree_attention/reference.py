@@ -1,4 +1,4 @@
-"""The specification in jnp: the path of every device without a kernel, and the tests' oracle."""
+"""The specification in jnp, for devices without a kernel and as the oracle of the tests."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 PAGE = 64  # slots of a page of the cache
-# Pages that are attended to at once, whatever a row may have: its result is the same bits in a
-# larger cache and beside longer rows, since blocks past its text add exact zeros.
+# Pages per step. A fixed number makes a row's result bitwise independent of the cache size and of
+# longer rows, since blocks after its text add exact zeros.
 _PAGES = 4
 BLOCK = _PAGES * PAGE
 
 
 class _Attended(NamedTuple):
-    """What a softmax over some of the keys has come to (arXiv 1805.02867), float32."""
+    """Running softmax over some of the keys (arXiv 1805.02867), float32."""
 
     maximum: Float[Array, "B K M 1"]
     total: Float[Array, "B K M 1"]
@@ -34,19 +34,19 @@ def reference(
     scale: float,
     window: int | None = None,
 ) -> Float[Array, "B T Q H"]:
-    """See `pallas_kernels.tree_attention.tree_attention`.
+    """Implement `pallas_kernels.tree_attention.tree_attention`.
 
-    The tree comes first, then the cache block by block, from the first slot that any row sees to
-    the end of the longest row: the cost follows the texts, not the room that they have.
+    The tree comes first, then the cache block by block, from the first slot that any row attends to
+    until the end of the longest row, so that the cost depends on the texts, not on the cache size.
     """
     B, T, Q, H = q.shape
     K = k_cache.shape[1]
-    # A node is the deeper the more of the nodes that a query sees come before it.
+    # The depth of a node is the number of nodes before it that the query attends to.
     depths = jnp.cumsum(mask, axis=-1) - 1
     depth = depths[..., -1]
 
     def head_major(x: Float[Array, "B nodes heads H"]) -> Float[Array, "B K M H"]:
-        """Rows of one key head together: its G query heads for every node, or its nodes."""
+        """Group rows by key head: its G query heads with every node, or its nodes."""
         nodes, heads = x.shape[1:3]
         x = x.reshape(B, nodes, K, heads // K, H).transpose(0, 2, 3, 1, 4)
         return x.reshape(B, K, heads // K * nodes, H)
@@ -76,19 +76,19 @@ def reference(
         if window is not None:
             positions = lengths[:, None] + depth
             visible = visible & (positions[:, :, None] - slots < window)
-        # A weight of zero does not silence a NaN.
+        # Zero weights do not cancel NaN.
         values = jnp.where(decided[:, None, :, None], _block(v_cache, table, index), 0)
         return attend(before, _block(k_cache, table, index), values, visible)
 
     if window is not None:
         mask = mask & (depth[..., None] - depths < window)
-    # Every query sees a node, which makes the maximum finite.
+    # Every query attends to a node, so the maximum is finite.
     column = jnp.zeros((*rows.shape[:3], 1), jnp.float32)
     nothing = _Attended(column - jnp.inf, column, jnp.zeros(rows.shape, jnp.float32))
     attended = attend(nothing, head_major(k_tree), head_major(v_tree), mask)
     first = jnp.int32(0)
     if window is not None:
-        # A row without a text sees no block at all.
+        # Rows without cached tokens attend to no block.
         shortest = jnp.min(lengths, where=lengths > 0, initial=table.shape[1] * PAGE)
         first = jnp.maximum(shortest - window + 1, 0) // BLOCK
     end = (jnp.max(lengths) + BLOCK - 1) // BLOCK
@@ -100,10 +100,10 @@ def reference(
 def _block(
     cached: Float[Array, "pages K page H"], table: Int[Array, "B M"], index: Int[Array, ""] | int
 ) -> Float[Array, "B K block H"]:
-    """The slots of a block of every row, in their places; anything where a row has fewer pages."""
+    """Gather the slots of a block for every row; arbitrary slots if a row has fewer pages."""
     B, (_, K, _, H) = len(table), cached.shape
     places = jnp.minimum(index * _PAGES + jnp.arange(_PAGES), table.shape[1] - 1)
-    # A page of one head is one row: XLA for CPUs then copies it whole, in the order that is needed.
+    # With a page of one head as one row, XLA for CPUs copies whole pages in the final order.
     rows = table[:, None, places] * K + jnp.arange(K)[:, None]
     pages = cached.reshape(-1, PAGE * H).at[rows].get(mode="promise_in_bounds")
     return pages.reshape(B, K, BLOCK, H)

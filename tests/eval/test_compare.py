@@ -424,7 +424,7 @@ def test_a_killed_run_goes_on_to_a_report_that_holds_every_measurement_once(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["dtype=bfloat16"], r'settings: dtype "float32" \(now "bfloat16"\); give another'),
+        (["dtype=bfloat16"], r'settings: dtype "float32" \(now "bfloat16"\); use another'),
         (["max_new_tokens=9", "first_seed=2"], r"max_new_tokens 8 \(now 9\), first_seed 0 \(now 2"),
         (["turns=1"], r'prompts, turns "all" \(now 1\);'),
         (["drafters.head.tree.beam_width=3"], r"other settings: drafters\.head;"),
@@ -442,10 +442,10 @@ def test_measurements_of_something_else_are_refused(
 def test_other_models_and_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "compare.jsonl"
     open_measured(path, {"target": "a" * 64, "jax": "1"})
-    with pytest.raises(InputError, match=r'settings: target, jax "1" \(now "2"\); give another'):
+    with pytest.raises(InputError, match=r'settings: target, jax "1" \(now "2"\); use another'):
         open_measured(path, {"target": "b" * 64, "jax": "2"})
     path.write_text(path.read_text() + '{"prompt": "x"}\n')
     with pytest.raises(
-        InputError, match=r"compare.jsonl, line 2 is no measurement of eval compare"
+        InputError, match=r"compare.jsonl, line 2 is not a measurement of eval compare"
     ):
         open_measured(path, {"target": "a" * 64, "jax": "1"})

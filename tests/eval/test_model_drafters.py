@@ -64,7 +64,9 @@ def test_a_part_of_the_target_is_tuned_into_a_file_that_is_named(
 ) -> None:
     tuned = {"drafter": "self:layers=1", "trees": [CHAIN], "batch_sizes": [1], "pairs": 2}
     path = str(write_yaml(tmp_path / "tune.yaml", settings | tuned))
-    with pytest.raises(InputError, match=r"drafter is self:layers=1, no folder here; .*output=FIL"):
+    with pytest.raises(
+        InputError, match=r"drafter is self:layers=1, not a local folder; .*output=F"
+    ):
         evaluate(["tune", "--config", path])
     written: list[TreeTable] = []
     monkeypatch.setattr("eval.tune.write_tree_table", lambda _, table: written.append(table))

@@ -10,7 +10,7 @@ from tiny_shapes import TARGET
 from eval.commands import COMMANDS, evaluate
 from redrafter_jax import InputError
 
-LOOKUP_ALONE = "there is no drafter, so that there is prompt lookup alone; give a drafter, or tree"
+LOOKUP_ALONE = "drafter is not set, which selects prompt lookup alone; set drafter, or set only"
 BEAMS = "beam_width is 25, more than the 24 tokens"
 SAMPLINGS = "samplings=[{temperature: 1}, {temperature: 1, top_p: 0.9}]"
 
@@ -62,11 +62,11 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["drafters.head.tree.num_nodes=[99]"], "num_nodes is 99; beam_width=8 and draft_rounds=4"),
         (
             ["drafters={a: {tree: {lookup_tokens: [2, 3]}}, 'a, C=3': {tree: {lookup_tokens: 4}}}"],
-            "drafters has two ways called 'a, C=3'; rename one",
+            "drafters has two methods named 'a, C=3'; rename one",
         ),
         (["drafter=a"], "drafter: unknown key; did you mean 'drafters'"),
-        (["clock=false", "repeats=2"], "repeats is 2 and clock is false, .* repeats=1, or"),
-        (["clock=false", "warm_ups=2"], "warm_ups is 2 and clock is false, .* warm_ups=1, or"),
+        (["clock=false", "repeats=2"], "repeats is 2, but with clock=false .* repeats=1 or"),
+        (["clock=false", "warm_ups=2"], "warm_ups is 2, but with clock=false .* warm_ups=1 or"),
         (
             ["batch_size=3", "mesh.data=2"],
             "batch_size is 3, which the mesh's data=2",
@@ -93,18 +93,18 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["plan", "--gpu", "h20"], "gpu is 'h20'; it must be 'h100', "),
         (["plan", "--cache", "31"], "slots is 31; it must be greater than or equal to 32"),
         (["plan", "--target", "no/model"], "target: 'no/model' is neither a folder nor"),
-        (["plan", "--target", "plan.yaml"], "yaml is a file of settings; give it as --config"),
+        (["plan", "--target", "plan.yaml"], "yaml is a settings file; pass it as --config"),
         (["plan", "tree.beam_width=25"], BEAMS),
         (["steps", "trees=[{beam_width: [25]}]"], BEAMS),
         (["steps", "slots=[160]"], "slots is 160, but the target has 128 positions; give fewer"),
-        (["steps", "steps=10"], "slots is 32, which 10 steps of up to 4 tokens overrun; give more"),
-        (["tune", SAMPLINGS], r"1\.0, 1\.0; a table holds"),
-        (["tune", "batch_sizes=[1, 8]"], "batch_sizes has 8, but only 5 prompts are asked; give"),
-        (["tune", "output=."], r"output is \., a folder; give output=FILE"),
-        (["tune", "output=none/draft.yaml"], "the folder none is missing, give output=FILE"),
+        (["steps", "steps=10"], "slots is 32, too few for 10 steps of up to 4 tokens; give more"),
+        (["tune", SAMPLINGS], r"1\.0, 1\.0, but a table has"),
+        (["tune", "batch_sizes=[1, 8]"], "batch_sizes has 8, but there are only 5 prompts; give"),
+        (["tune", "output=."], r"output is \., a folder; set output=FILE"),
+        (["tune", "output=none/draft.yaml"], "the folder none is missing, set output=FILE"),
         (
             ["tune", "drafter=some/body"],
-            "some/body, no folder here; train it, or if it is on the hub, give output=FILE",
+            "some/body, not a local folder; train it, or for a hub id, set output=FILE",
         ),
         (["tune", "mesh.model=2"], "eval tune measures one device; leave mesh out"),
     ],

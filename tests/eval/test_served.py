@@ -73,7 +73,7 @@ def test_the_verdict_names_every_rate_and_whose_gain_it_is(
 )
 def test_answers_that_tell_nothing_give_no_gain(fields: dict[str, Any], why: str) -> None:
     assert verdict(runs({1: 5.0}, {"recurrent": 8}, **fields)).startswith(
-        f"Too little data to tell: {why}; give"
+        f"Too little data to tell: {why}; use"
     )
 
 

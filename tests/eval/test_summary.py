@@ -171,4 +171,4 @@ def test_a_table_without_a_tree_is_told_and_lookup_is_not_the_heads_gain() -> No
     case["methods"]["head"]["accepted_by"] = {"recurrent": 4, "lookup": 12}
     (warning,) = lookup_lines(case)
     assert "proposed 75% of the accepted tokens of 'head'" in warning
-    assert "drafters.NAME.tree.lookup_tokens=0, and with a stated tree where it is auto" in warning
+    assert "drafters.NAME.tree.lookup_tokens=0, and state a tree if it is auto" in warning

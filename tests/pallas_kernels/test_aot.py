@@ -25,8 +25,8 @@ from pallas_kernels.gpus import GPUS
 @pytest.mark.parametrize(
     ("package", "sentence"),
     [
-        (None, r"in a checkout `make aot` installs"),
-        (object(), r"is cuda; .* needs JAX_PLATFORMS=cpu"),
+        (None, r"install it with `make aot` in a checkout"),
+        (object(), r"is cuda; set JAX_PLATFORMS=cpu"),
     ],
 )
 def test_what_is_missing_is_one_sentence(
@@ -39,7 +39,7 @@ def test_what_is_missing_is_one_sentence(
 
 
 def test_an_unknown_gpu_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="GPU 'h20' is not known; the known ones are h100, h200"):
+    with pytest.raises(ValueError, match="GPU 'h20' is not known; use one of h100, h200"):
         gpu_mesh("h20")
 
 

@@ -101,17 +101,17 @@ def test_the_report_has_every_combination(
 @pytest.mark.parametrize(
     ("command", "arguments", "sentence"),
     [
-        (bench.main, ["--slots", "0"], "--slots 0 must be 1 or more"),
+        (bench.main, ["--slots", "0"], "--slots is 0, but must be 1 or more"),
         (bench.main, ["--nodes", "65", "--slots", "64"], "--nodes 65 is more than --slots 64"),
         (bench.main, ["--heads", "llama"], "invalid choice: 'llama'"),
-        (bench.main, ["--output", "no/such/folder.json"], "there is no folder no/such"),
-        (bench.main, ["--output", "/"], "--output / is a folder; name a file in it."),
-        (bench_matmul.main, ["--nodes", "0"], "--nodes 0 must be 1 or more"),
+        (bench.main, ["--output", "no/such/folder.json"], "create the folder no/such first"),
+        (bench.main, ["--output", "/"], "--output / is a folder; give a file in it."),
+        (bench_matmul.main, ["--nodes", "0"], "--nodes is 0, but must be 1 or more"),
         (bench_matmul.main, ["--group", "48"], "invalid choice: 48"),
         pytest.param(
             bench.main,
             [],
-            "It measures an NVIDIA GPU, and JAX runs on cpu here",
+            "This benchmark needs an NVIDIA GPU, but JAX runs on cpu",
             marks=pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one"),
         ),
     ],

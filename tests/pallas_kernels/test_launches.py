@@ -98,11 +98,11 @@ def test_a_program_counted_by_hand() -> None:
 
 def test_a_step_of_unknown_length_within_is_refused() -> None:
     unknown = HLO.replace('"known_trip_count":{"n":"3"}', "")
-    with pytest.raises(ValueError, match="the loop rounds within the step is of unknown length"):
+    with pytest.raises(ValueError, match="the nested loop rounds has an unknown trip count"):
         step_launches(unknown)
     assert step_launches(unknown, unknown_turns=3) == GREEDY
     known = HLO.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"9"}}')
-    with pytest.raises(ValueError, match="has 0 loops of unknown length, not one"):
+    with pytest.raises(ValueError, match="has 0 loops of unknown trip count, not one"):
         step_launches(known)
 
 

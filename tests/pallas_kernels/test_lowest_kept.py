@@ -102,7 +102,7 @@ def test_the_assembler_spills_no_register(V: int) -> None:
     ("name", "shape", "message"),
     [
         ("logits", (3, 7), r"logits has shape \(3, 7\), not 3 axes\."),
-        ("top_p", (2,), r"top_p has shape \(2,\), but logits \(7, 2, 600\) ask for \(7,\)\."),
+        ("top_p", (2,), r"top_p has shape \(2,\), but logits \(7, 2, 600\) need \(7,\)\."),
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")

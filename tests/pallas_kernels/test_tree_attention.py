@@ -77,7 +77,7 @@ def test_a_window_past_every_position_is_none() -> None:
 
 def test_a_window_sees_at_least_the_node_itself() -> None:
     inputs = random_inputs(7, 2)
-    with pytest.raises(ValueError, match=r"^tree_attention: window is 0, but a node sees at least"):
+    with pytest.raises(ValueError, match=r"^tree_attention: window is 0, but must be 1 or more"):
         attend(**inputs, window=0)
 
 
@@ -155,15 +155,15 @@ def test_bfloat16_goes_in_and_comes_out(nodes: int) -> None:
     [
         ("q", (3, 7, 64), "q has shape (3, 7, 64), not 4 axes."),
         ("k_cache", (3, S, 2), "k_cache has shape (3, 80, 2), not 4 axes."),
-        ("k_cache", (6, 2, 32, 16), "ask for (6, 2, 64, 16)."),
+        ("k_cache", (6, 2, 32, 16), "need (6, 2, 64, 16)."),
         ("v_cache", (5, 2, 64, 16), "(5, 2, 64, 16), but q (3, 7, 4, 16), k_cache"),
         ("table", (2, 2), "table has shape (2, 2)"),
         ("lengths", (2,), "lengths has shape (2,)"),
-        ("k_tree", (3, 7, 2, 8), "and 7 nodes in k_tree ask for (3, 7, 2, 16)."),
+        ("k_tree", (3, 7, 2, 8), "and 7 nodes in k_tree need (3, 7, 2, 16)."),
         ("k_tree", (3, 7, 2), "k_tree has shape (3, 7, 2), not 4 axes."),
-        ("v_tree", (3, 6, 2, 16), "ask for (3, 7, 2, 16)."),
+        ("v_tree", (3, 6, 2, 16), "need (3, 7, 2, 16)."),
         ("mask", (7, 7), "mask has shape (7, 7)"),
-        ("mask", (3, 6, 7), "ask for (3, 7, 7)."),
+        ("mask", (3, 6, 7), "need (3, 7, 7)."),
         ("q", (3, 7, 3, 16), "2 key heads do not divide 3 query heads."),
     ],
 )

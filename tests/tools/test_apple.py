@@ -59,7 +59,7 @@ def test_a_side_that_contradicts_itself_is_refused() -> None:
     ("command", "message"),
     [
         (["/no/python"], "Cannot start /no/python: No such file"),
-        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with code 3; its own message"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with code 3; see its message"),
     ],
 )
 def test_a_side_that_does_not_start_is_one_sentence(command: list[str], message: str) -> None:

@@ -30,7 +30,7 @@ def test_prompts_are_line_starts_of_all_packages_with_the_documents_own_tokens()
             ids = tokenizer.encode(row["prompt"]).ids
             assert tokenizer.encode(rest).ids[: len(ids)] == ids
             assert length - 6 <= len(ids) <= length
-    with pytest.raises(InputError, match="do not hold 6 different prompts of 9500 tokens"):
+    with pytest.raises(InputError, match="do not have 6 different prompts of 9500 tokens"):
         choose_prompts(documents, tokenizer, 6, 9500, 0)
 
 

@@ -43,7 +43,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_one_before(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     save_step(tmp_path, 1)
-    sentence = r"\(File too large\); 1 is the newest whole one: make room"
+    sentence = r"\(File too large\); step 1 is still saved; free some disk space"
     with pytest.raises(InputError, match=sentence), no_file_larger_than(50_000):
         save_step(tmp_path, 2)
     assert "Traceback" not in capfd.readouterr().err
@@ -70,7 +70,8 @@ def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path:
     assert len(refusals) > 3
     for refusal in refusals:
         assert re.match(
-            r"Checkpoint 2 in .* cannot be read \(.+\); mend it, or delete 2 to go on", refusal
+            r"Checkpoint 2 in .* cannot be read \(.+\); restore its files, or delete 2 to resume",
+            refusal,
         )
 
 

@@ -166,7 +166,7 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
         patch.setattr("train.features.save_file", killed_in_the_third)
         start(stated, "features", "top_k=5", code=2)
     told = start(stated, code=2).err
-    assert f"holds 2 of {len(expected) - 1} shards; `python -m train features`" in told
+    assert f"holds 2 of {len(expected) - 1} shards; write the others with" in told
     assert "rows read: 0 of " in start(stated, "features", "top_k=5").err
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == expected
     assert "of which 0 bytes are to be written" in start(stated, "features", "top_k=5").err
@@ -180,17 +180,21 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
         ({"target_dtype": "bfloat16"}, (), "features of another target_dtype (float32, not bf"),
         ({"drafter": {"exit_dim": 16, "context_layers": [1]}}, (), "another drafter.context_layer"),
         ({}, ("data.pack=false",), "holds no features of the rows of data.sources.1 ("),
-        ({"loss": {"soft_top_k": 6}}, (), "loss.soft_top_k is 6, and "),
+        ({"loss": {"soft_top_k": 6}}, (), "loss.soft_top_k is 6, but "),
         ({"loss": {"soft_temperature": 2.0}}, (), "loss.soft_temperature is 2, which needs"),
         (
             {"drafter": {"exit_dim": 16, "draft_vocab_size": 9}},
             ("loss.soft_temperature=2", "loss.soft_top_k=4"),
             "set drafter.draft_vocab_size=null",
         ),
-        ({"features": "nowhere"}, (), "nowhere holds no features; make them by `python -m train"),
-        ({"features": None}, ("features",), "features is missing; name the folder to write"),
-        ({}, ("features", "top_k=301"), "top_k is 301; the target has 300 tokens"),
-        ({}, ("features", "top_k=6"), "holds features with other settings for top_k; use another"),
+        (
+            {"features": "nowhere"},
+            (),
+            "nowhere holds no features; write them with `python -m train",
+        ),
+        ({"features": None}, ("features",), "features is missing; set the output folder"),
+        ({}, ("features", "top_k=301"), "top_k is 301, but the target has 300 tokens"),
+        ({}, ("features", "top_k=6"), "holds features with other values of top_k; use another"),
     ],
 )
 def test_features_that_do_not_fit_are_refused(
@@ -220,12 +224,12 @@ def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
     stated = values(own, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-        assert "more, and 0 bytes are free; make room" in start(stated, "features", code=2).err
+        assert "more, but 0 bytes are free; make room" in start(stated, "features", code=2).err
     start(stated, "features")
     save_target(init_target(CONFIG, 1), own)
     assert "holds features of another target (" in start(stated, code=2).err
     (tmp_path / "features" / "index.json").write_text("{}")
-    assert "index.json is no index of features" in start(stated, code=2).err
+    assert "index.json is not an index of features" in start(stated, code=2).err
 
 
 @pytest.mark.long

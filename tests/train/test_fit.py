@@ -125,7 +125,7 @@ def test_a_folder_of_another_fit_is_refused(
     assert code == 2
     assert "holds a fit with minutes 60.0 (now 30.0)" in told
     (folder / "plan.json").write_text("{}")
-    assert "plan.json is no plan of a fit" in run_redrafter(*words)[2]
+    assert "plan.json is not the plan of a fit" in run_redrafter(*words)[2]
 
 
 def test_the_time_is_divided_among_writing_reading_training_and_an_ending() -> None:

@@ -114,12 +114,12 @@ def test_a_run_can_start_with_a_trained_drafter(
 
     assert_same(start_with(2), trained)
     assert_same(start_with(2, draft_vocab_size="auto"), trained)
-    with pytest.raises(InputError, match=r"draft_vocab_size is None, and that of .* is 3; state"):
+    with pytest.raises(InputError, match=r"draft_vocab_size is None, but .* has 3; set"):
         start_with(2, draft_vocab_size=None)
-    with pytest.raises(InputError, match=r"whose num_draft_layers is . and not 5; state the same"):
+    with pytest.raises(InputError, match=r"whose num_draft_layers is ., not 5; set the same"):
         start_with(2, num_draft_layers=5)
     if kind == "medusa":
-        with pytest.raises(InputError, match="whose num_heads is 2 and not 3"):
+        with pytest.raises(InputError, match="whose num_heads is 2, not 3"):
             start_with(3)
 
 
@@ -157,7 +157,7 @@ def test_a_trained_head_gets_a_layer_that_attends_and_drafts_as_before(tmp_path:
     # The other way round the layer would be lost.
     save_drafter(drafter, tmp_path)
     less = DrafterSettings(exit_dim=20, initial_drafter=str(tmp_path))
-    with pytest.raises(InputError, match="whose attention is True and not False; state the same"):
+    with pytest.raises(InputError, match="whose attention is True, not False; set the same"):
         new_drafter(TARGET, less, 2, [(ROWS, 1.0)], 0)
 
 
@@ -182,7 +182,7 @@ WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
         ),
         (
             {"exit_dim": 16, "draft_vocab_size": 32},
-            "draft_vocab_size is 32; the target has 31 tokens, .* ask for 1 to 31",
+            "draft_vocab_size is 32; the target has 31 tokens, .* so set 1 to 31",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_inspect_shows_counts_skips_and_examples_and_writes_nothing(
     assert not (tmp_path / "out").exists()
     # Half of the 160 rows of 40 steps.
     assert f"40 steps of 4 rows read data.sources.0 ({rows}) 80 times, data.sources.1 (" in shown
-    assert "a run would stop: data.sources.0 gives 1 row of 64 tokens, fewer than the 2" in shown
+    assert "a run would stop: data.sources.0 gives 1 row of 64 tokens, fewer than its" in shown
 
 
 def test_data_of_which_little_carries_loss_is_warned_of(

@@ -65,8 +65,8 @@ def test_a_run_that_diverges_stops_and_exports_nothing(
     # Saved more often than logged: no checkpoint may hold what is no number.
     values = settings(target_folder, output, optimizer=steep, log_every=40, checkpoint_every=3)
     said = start(values, code=2)
-    assert said.err.startswith("error: loss is nan at step 3: the run has diverged; begin again in")
-    assert "less than optimizer.learning_rate=1e+30" in said.err
+    assert said.err.startswith("error: loss is nan at step 3: the run has diverged; start again in")
+    assert "with optimizer.learning_rate below 1e+30" in said.err
     assert not (output / "drafter").exists()
     assert not list((output / "checkpoints").glob("[0-9]*"))
 
@@ -282,7 +282,7 @@ def test_medusa_heads_are_trained_tried_and_kept_as_they_are_at_that_step(
         ({"resume": "never"}, "already holds checkpoint 40"),
         (
             {"steps": 20},
-            "holds a run with steps 40 (now 20); steps may only grow, once all 40 are taken; use",
+            "holds a run with steps 40 (now 20); steps may only grow after all 40 are taken; use",
         ),
         ({"seed": 1}, "holds a run with seed 0 (now 1); use another output_dir"),
     ],

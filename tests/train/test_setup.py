@@ -65,8 +65,8 @@ def test_a_template_of_another_day_is_told_the_way_out() -> None:
     saved, now = {"target": "a", "chats": "b", "texts": "c"}, {"target": "a", "chats": "B"}
     with pytest.raises(InputError, match=r"contents of chats; .*=\{date_string: \.\.\.\}") as told:
         check_same_inputs(saved, now | {"texts": "c"}, {"chats"}, Path("runs"))
-    assert str(told.value).endswith("from the first start on.")
-    with pytest.raises(InputError, match=r"contents of texts; .* or delete this one\.$"):
+    assert str(told.value).endswith("={date_string: ...}.")
+    with pytest.raises(InputError, match=r"contents of texts; .* or delete this folder\.$"):
         check_same_inputs(saved, saved | {"texts": "C"}, {"chats"}, Path("runs"))
 
 
@@ -76,7 +76,7 @@ def test_steps_grow_once_all_are_taken_and_not_on_the_way() -> None:
         for steps in (40, 60)
     )
     check_same_run(saved.model_dump(mode="json"), 40, more)
-    with pytest.raises(InputError, match=r"steps 40 \(now 60\); steps may only grow, once all 40"):
+    with pytest.raises(InputError, match=r"steps 40 \(now 60\); steps may only grow after all 40"):
         check_same_run(saved.model_dump(mode="json"), 20, more)
 
 

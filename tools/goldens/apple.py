@@ -4,8 +4,8 @@
 
 The argument is a clone of https://github.com/apple/ml-recurrent-drafter; the versions are in
 tests/goldens/README.md.
-Both models are saved by Apple's classes with `torch.save`, and their files stand in the golden as
-base64: so it also holds what PyTorch writes.
+Both models are saved by Apple's classes with `torch.save`. The golden has their files in base64, so
+it also tests reading PyTorch's format.
 """
 
 import base64
@@ -39,14 +39,14 @@ VOCABULARY, WIDTH = 48, 8
 # Beam width, draft rounds, new tokens.
 CASES = [(1, 3, 12), (16, 4, 8), (45, 7, 6)]
 PROMPTS = [[3, 17, 42, 5, 30], [11, 0, 47]]
-# Between two beams of a round, and between the target's two best tokens.
+# Smallest gaps between two beams of a round, and between the target's two best tokens.
 BEAM_GAP, CHOICE_GAP = 3e-4, 2e-2
-# Tokens per call: a golden in which nothing is ever accepted would say little.
+# Minimum tokens per call, since a golden without accepted tokens would test little.
 GAINED = 1.1
 
 
 def randomize(model, scale, seed):
-    """Random weights, wide enough apart that scores are no ties; norms around one."""
+    """Draw random weights with a scale that avoids ties of scores; norms are around one."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -58,7 +58,7 @@ def randomize(model, scale, seed):
 
 
 def make_pair(seed):
-    """A target of one layer with a head of its own, and a drafter of two blocks."""
+    """Make a target with one layer and an untied head, and a drafter with two blocks."""
     target = modeling_llama.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=VOCABULARY,
@@ -112,8 +112,8 @@ def recorded(drafter):
     def traced_search(*arguments):
         gathered.clear()
         found = search(*arguments)
-        # Of each round: the beams before it, their states, log-probabilities of their tokens, and
-        # those of the tokens to come. Before the first round there is the root alone.
+        # For each round: the beams before it, their states, and the log-probabilities of their
+        # tokens and of the next tokens. Before the first round, the root is the only beam.
         before = zip(gathered[4::4], gathered[6::4], strict=True)
         steps.append({"rounds": [describe_beams(*beams) for beams in (*before, found)]})
         return found
@@ -143,7 +143,8 @@ def describe_beams(beams, log_probs):
 
 
 def describe_tree(packed, mask, depths):
-    """The tree of row 0; a node's parent is what it sees one step higher, the root's the root."""
+    """The tree of row 0; the parent of a node is its ancestor one level above, the root's the
+    root."""
     count = packed.shape[1]
     depth = depths[0]
     above = mask[0, :, -count:].bool() & (depth[None, :] == depth[:, None] - 1)
@@ -152,7 +153,7 @@ def describe_tree(packed, mask, depths):
 
 
 def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
-    """One case, the last round's beams of every step alone; and its smallest gap."""
+    """A case with the beams of the last round of every step, and the smallest gap in it."""
     ids = torch.tensor([prompt])
     with recorded(model.drafter) as recorded_steps:
         # Each item is the text after one more target call; the last is cut to the limit.
@@ -196,7 +197,7 @@ def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
 
 
 def choice_gap(model, text):
-    """By how much, at least, the target's best token leads the second after every prefix."""
+    """The smallest lead of the target's best token over the second, over all prefixes."""
     cache = kv_cache.Cache(
         batch_size=1,
         max_length=len(text),
@@ -218,7 +219,7 @@ def choice_gap(model, text):
 
 
 def main():
-    """Draw pairs until none of its choices hangs on rounding; write the golden."""
+    """Draw pairs until no choice depends on rounding, and write the golden."""
     with torch.no_grad():
         for seed in range(0, 1000, 2):
             target, drafter = make_pair(seed)

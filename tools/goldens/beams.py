@@ -7,8 +7,8 @@ import torch
 
 # Beams, rounds and nodes (the root included) of a golden's tree.
 WIDTH, ROUNDS, NODES = 3, 4, 9
-# From the tokens of a text and those of a chain below it, of which the first is the root, to the
-# scores after each token of the chain, and the confidence's logits where there is such a head.
+# Maps the tokens of a text and of a chain after it, beginning with the root, to the scores after
+# each token of the chain, and to the logits of a confidence head, if there is one.
 Follow = Callable[[list[int], list[int]], tuple[torch.Tensor, torch.Tensor | None]]
 
 

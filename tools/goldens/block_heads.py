@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-# Their functions that are compiled for GPUs run as they are written.
+# Run the functions that the authors compile for GPUs uncompiled.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import numpy as np
@@ -44,7 +44,7 @@ LLAMA3 = {
 
 @dataclass
 class Golden:
-    """A head of one dialect: its files, and what its authors' code makes of it."""
+    """A head of one dialect: its files, and the outputs of its authors' code."""
 
     name: str
     config: dict[str, Any]
@@ -53,7 +53,7 @@ class Golden:
 
 
 def draw_head(model: torch.nn.Module) -> None:
-    """Random weights, of which those of the sequential head are as strong as the layers'."""
+    """Draw random weights; the sequential head's have the same scale as the layers'."""
     draw(model, 0.25)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -77,13 +77,13 @@ def layers_config(count: int, **more: Any) -> Qwen3Config:
 
 
 def features(target: LlamaForCausalLM, text: list[int], outputs: list[int]) -> torch.Tensor:
-    """The outputs of these layers of the target, side by side."""
+    """The concatenated outputs of these target layers."""
     states = hidden_of(target, text)
     return torch.cat([states[layer + 1] for layer in outputs], dim=-1)
 
 
 def block_of(root: int, size: int) -> list[int]:
-    """The root, and masks behind it."""
+    """The root token followed by mask tokens."""
     return [root] + [MASK] * (size - 1)
 
 
@@ -116,7 +116,7 @@ def zlab(target: LlamaForCausalLM) -> Golden:
 
     stated = json.loads(config.to_json_string(use_diff=True))
     stated |= {"architectures": ["DFlashDraftModel"], "auto_map": {"AutoModel": "dflash.Model"}}
-    # As files of transformers 4 state it.
+    # In the form of transformers 4.
     parameters = stated.pop("rope_parameters")
     stated["rope_theta"] = parameters.pop("rope_theta")
     stated["rope_scaling"] = parameters
@@ -156,8 +156,8 @@ def deepspec(target: LlamaForCausalLM, variant: str) -> Golden:
 
     @torch.no_grad()
     def follow(text: list[int], chain: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # What `forward_dspark_draft_block` calls; it then cuts the cache in a way that is gone
-        # from transformers.
+        # The call inside `forward_dspark_draft_block`, which then cuts the cache by a method that
+        # transformers no longer has.
         hidden = model._forward_backbone(
             target_hidden_states=features(target, text, outputs),
             noise_embedding=model.embed_tokens(
@@ -227,7 +227,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
 
     @torch.no_grad()
     def follow(text: list[int], chain: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Their training, of the one block that stands behind the text."""
+        """The authors' training forward pass, for the block after the text."""
         count, padded = len(text), [*text, *chain, *[0] * 8]
         states = features(target, text, [layer - 1 for layer in inputs])
         states = torch.cat([states, torch.zeros(1, len(padded) - count, states.shape[-1])], dim=1)
@@ -261,12 +261,12 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """As they are published."""
+    """The head's files in their published form."""
     return {name: value for name, value in model.state_dict().items() if "rotary" not in name}
 
 
 def write(golden: Golden, text: list[int], chain: list[int]) -> None:
-    """A folder of the head as it is published, and of the answers."""
+    """Write a folder with the head's published files and the answers."""
     folder = FOLDER / golden.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(golden.config, indent=2) + "\n")
@@ -306,7 +306,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True, help="a clone of the authors'")
     paths = parser.parse_args()
     sys.path += map(str, (paths.dflash, paths.deepspec, paths.speculators / "src"))
-    # What their modules import for training alone, and the version of a package not installed.
+    # Stubs of imports that only training needs, and of the version of an absent package.
     for name in ("openai", "openai.types", "openai.types.chat", "openai.types.completion"):
         sys.modules[name] = MagicMock()
     for name in ("datasets", "hs_connectors", "tensorboard", "matplotlib"):

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-# Their functions that are compiled for GPUs run as they are written.
+# Run the functions that the authors compile for GPUs uncompiled.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import numpy as np
@@ -31,7 +31,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Confi
 FOLDER = Path(__file__).parents[2] / "tests/goldens/eagle"
 V, U, D, LAYERS = 60, 40, 16, 8
 LENGTHS = (1, 63, 64, 65, 300)
-# Of EAGLE-2's tree: `top_k`, `depth` and `total_tokens` of SafeAILab's code.
+# EAGLE-2's tree: `top_k`, `depth` and `total_tokens` of SafeAILab's code.
 # With as many nodes below the root as children of a node, the limit on these changes nothing.
 TREE = {"top_k": 10, "depth": 3, "total_tokens": 11}
 SIZES = {
@@ -98,12 +98,12 @@ def draw(model: torch.nn.Module, scale: float) -> None:
 
 @torch.no_grad()
 def hidden_of(target: LlamaForCausalLM, tokens: list[int]) -> tuple[torch.Tensor, ...]:
-    """Inputs of the target's layers at the tokens, and last what its final norm puts out."""
+    """Inputs of the target's layers at the tokens, followed by the output of its final norm."""
     return target.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
 
 
 def fused(states: tuple[torch.Tensor, ...], inputs: tuple[int, ...]) -> torch.Tensor:
-    """The hidden states that EAGLE-3 fuses, inputs of these layers, side by side."""
+    """The concatenated inputs of these layers, which EAGLE-3 fuses."""
     return torch.cat([states[layer] for layer in inputs], dim=-1)
 
 
@@ -249,7 +249,7 @@ def specforge(target: LlamaForCausalLM, variant: str) -> Golden:
     torch.manual_seed(5)
     own = {name: value for name, value in stated.items() if not name.startswith("rope")}
     config = LlamaConfig(**own, pad_token_id=0)
-    # As files of transformers 4 state it, which the code reads where 5 states nothing.
+    # In the form of transformers 4, which the code reads if the form of 5 is absent.
     config.rope_parameters = None
     config.rope_theta, config.rope_scaling = stated["rope_theta"], stated["rope_scaling"]
     model = LlamaForCausalLMEagle3(config).eval()
@@ -262,7 +262,7 @@ def specforge(target: LlamaForCausalLM, variant: str) -> Golden:
 
     @torch.no_grad()
     def logits(text: list[int], chain: list[int]) -> np.ndarray:
-        """Their training: a round of it reads what the round before put out at each place."""
+        """The authors' training forward pass; a round reads the previous round's outputs."""
         hidden = model.project_hidden_states(fused(hidden_of(target, text), inputs))
         whole, count, cache = [*text, *chain], len(text), [[], []]
         places = torch.arange(count)[None]
@@ -296,7 +296,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
     # With "eager" the masks of their later rounds hide nothing: they are made for booleans.
     layer._attn_implementation = "sdpa"
     flags = {
-        # As in RedHat's heads of Qwen3.
+        # The same as in RedHat's heads for Qwen3.
         "qwen3": {"norm_before_residual": True, "norm_before_fc": True},
         "llama": {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [1, 3, 5, 6]},
         "norms": {"norm_before_residual": False, "fc_norm": True, "norm_output": True},
@@ -325,7 +325,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
 
     @torch.no_grad()
     def logits(text: list[int], chain: list[int]) -> np.ndarray:
-        """Their training, as above; the scores are those that pass through `lm_head`."""
+        """The authors' training forward pass, as above; the scores are the outputs of `lm_head`."""
         heard.clear()
         whole, count = [*text, *chain], len(text)
         # Tokens of later rounds are taken from behind the text.
@@ -373,7 +373,7 @@ def deepspec(target: LlamaForCausalLM) -> Golden:
 
     @torch.no_grad()
     def logits(text: list[int], chain: list[int]) -> np.ndarray:
-        """Their evaluation, round by round."""
+        """The authors' evaluation, round by round."""
         cache, count = DynamicCache(), len(text)
         states = fused(hidden_of(target, text), tuple(layer + 1 for layer in layers))
         mask = torch.full((1, 1, count, count), -1e9).triu(1)
@@ -404,12 +404,12 @@ def deepspec(target: LlamaForCausalLM) -> Golden:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """As they are published: with a copy of the target's embedding."""
+    """The head's files in their published form, with a copy of the target's embedding."""
     return {name: value for name, value in model.state_dict().items() if "rotary" not in name}
 
 
 def write(golden: Golden, text: list[int], chain: list[int]) -> None:
-    """A folder of the head as it is published, and of the answers."""
+    """Write a folder with the head's published files and the answers."""
     folder = FOLDER / golden.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(golden.config, indent=2) + "\n")
@@ -455,7 +455,7 @@ def main() -> None:
     sys.path += map(
         str, (paths.safeailab, paths.specforge, paths.speculators / "src", paths.deepspec)
     )
-    # What their modules import for training alone, and the version of a package not installed.
+    # Stubs of imports that only training needs, and of the version of an absent package.
     for name in ("openai", "openai.types", "openai.types.chat", "openai.types.completion"):
         sys.modules[name] = MagicMock()
     for name in ("datasets", "hs_connectors"):

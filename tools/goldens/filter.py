@@ -37,7 +37,7 @@ RowMaker = Callable[[np.random.Generator], np.ndarray]
 
 
 class Setting(NamedTuple):
-    """What one request asks for; neutral values are V or more, 1.0 and 0.0."""
+    """The filters of one request; neutral values are V or more, 1.0 and 0.0."""
 
     temperature: float
     top_k: int
@@ -70,7 +70,7 @@ def steps(V: int, deviation: float, size: float) -> RowMaker:
 
 
 def groups(*sizes_and_scores: tuple[int, float]) -> RowMaker:
-    """So many tokens with this score, so many with that, in random order."""
+    """Scores with given numbers of tokens per score, in random order."""
     scores = [score for size, score in sizes_and_scores for _ in range(size)]
     return lambda random: random.permutation(scores)
 
@@ -121,7 +121,7 @@ def draw(
 
 
 def kept_tokens(logits: np.ndarray, setting: Setting) -> np.ndarray:
-    """One bool per score, from the processors that `generate` would apply and in its order."""
+    """Mask of the kept scores, from the processors of `generate` in its order."""
     processors = LogitsProcessorList([TemperatureLogitsWarper(setting.temperature)])
     processors.append(TopKLogitsWarper(setting.top_k))
     if setting.top_p < 1:  # at 1 `generate` leaves top-p out

@@ -60,11 +60,11 @@ GEMMA3_PROMPTS = (
     "How does a bicycle stay upright?",
 )
 COUNT, NEW_TOKENS = 10, 64
-# Choices that lead by less are left out: the order of sums could change them.
+# Skip choices with a smaller lead, which the order of summation could change.
 SMOLLM2_LEAD, GEMMA3_LEAD = 0.01, 0.002
-# Of SmolLM2's logits [text, vocabulary] these are kept.
+# Indices of SmolLM2's logits [text, vocabulary] in the golden.
 POSITIONS, TOKENS = slice(None, None, 8), slice(None, None, 61)
-# Of Gemma's the last positions, so many random tokens and the largest.
+# For Gemma: number of last positions, of random tokens and of largest logits in the golden.
 NUM_POSITIONS, NUM_SCORED = 8, 64
 NUM_LINES = 40
 UNKNOWN = 2

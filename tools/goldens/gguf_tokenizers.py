@@ -1,6 +1,6 @@
 """Make `gguf/tokenizers.json`: small vocabularies, and other tokenizers' ids of 10,000 lines.
 
-And, given the file of SmolLM2, the same of its vocabulary: `gguf/smollm2_tokens.json`.
+With the file of SmolLM2 as an argument, also make `gguf/smollm2_tokens.json` for its vocabulary.
 tests/goldens/README.md names the versions and describes the fields. The command, from the root of
 the repository:
 

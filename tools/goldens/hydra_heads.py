@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def write(name: str, target: LlamaForCausalLM, text: list[int], chain: list[int]) -> None:
-    """A folder of the head as it is published, and of the answers."""
+    """Write a folder with the head's published files and the answers."""
     from hydra.model.hydra_heads.mlp_head import HydraMLP
     from hydra.model.hydra_heads.prefix_mlp_head import HydraPrefixMLP
 
@@ -54,7 +54,7 @@ def write(name: str, target: LlamaForCausalLM, text: list[int], chain: list[int]
     }
     torch.manual_seed(19)
     config = target.config
-    # What their code, of transformers 4, reads of a configuration.
+    # Fields of the configuration that the authors' code reads, in the form of transformers 4.
     config.rope_scaling, config.pretraining_tp = None, 1
     config.output_attentions = config.output_hidden_states = False
     kind = HydraMLP if stated["hydra_head_arch"] == "mlp" else HydraPrefixMLP
@@ -72,7 +72,7 @@ def write(name: str, target: LlamaForCausalLM, text: list[int], chain: list[int]
 
     @torch.no_grad()
     def follow(text: list[int], chain: list[int]) -> tuple[torch.Tensor, None]:
-        """Their training, at the last token of the text; the tokens of the chain come after it."""
+        """The authors' training forward pass at the text's last token, followed by the chain."""
         whole = [*text, *chain]
         hidden = hidden_of(target, whole)[-(stated["hidden_state_offset"] + 1)]
         logits, _ = head(base_hidden_states=hidden, input_ids=torch.tensor([whole]))

@@ -58,7 +58,7 @@ class Stubs:
 
 
 def load(folder: str, name: str) -> types.ModuleType:
-    """One module of a wheel, without its packages."""
+    """Load one module of a wheel without its parent packages."""
     path = Path(folder, *name.split(".")).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -85,7 +85,7 @@ def answers(style: str) -> list[str]:
     ]
     one = [wrapped(style, [call]) for call in given]
     texts = list(one)
-    # JSON may stand closer, or wider.
+    # JSON with less or more whitespace.
     texts += [wrapped(style, [call], separators=(",", ":")) for call in given[:8]]
     texts += [wrapped(style, [call], ensure_ascii=True) for call in given[1:3]]
     texts += [wrapped(style, [given[i], given[j]]) for i, j in itertools.combinations(range(5), 2)]
@@ -137,7 +137,7 @@ def wrapped(style: str, calls: Any, ensure_ascii: bool = False, **options: Any) 
 
 
 def parsers(vllm: str, sglang: str) -> dict[str, list[tuple[str, Any]]]:
-    """By style, functions from an answer to its calls."""
+    """Functions that parse the calls of an answer, by style."""
     base = "sglang.srt.function_call."
     for name in ("utils", "core_types", "base_format_detector"):
         load(sglang, base + name)

@@ -1,1 +1,1 @@
-"""What a card makes of the kernels, of a decode step and of texts, in pieces that can be cut."""
+"""Measurements of kernels, decode steps and texts on a GPU, in pieces that can be interrupted."""

@@ -1,9 +1,9 @@
-"""`python -m tools.gpu`: what a card makes of the kernels, of a decode step and of texts.
+"""`python -m tools.gpu`: measure kernels, decode steps and texts on a GPU.
 
-It runs pieces of less than nine minutes, the most telling first, each as a process of its own that
-writes one file. Cut anywhere, the same command goes on with the piece that it was at. It uses what
-is installed, and needs no network; what is missing is said before anything runs. A page and one
-JSON file are written after every piece.
+The command runs pieces of less than nine minutes, the most informative first, each in a separate
+process that writes one file. After an interruption, the same command resumes with the interrupted
+piece. It uses the installed packages and no network, and reports missing packages before anything
+runs. A page and one JSON file are written after every piece.
 """
 
 import argparse
@@ -27,16 +27,16 @@ _CODE = ("redrafter_jax", "pallas_kernels", "eval", "tools/gpu")
 
 
 def measure(settings: argparse.Namespace) -> int:
-    """Run the pieces that have no file yet; the exit code: 1 where one failed or is wrong.
+    """Run the pieces that have no file yet; returns exit code 1 if one failed or is wrong.
 
     Raises:
-      InputError: packages that every piece needs are missing, or the files are of several cards.
+      InputError: packages that every piece needs are missing, or the files are from several GPUs.
     """
     started = time.monotonic()
     if missing := missing_packages(NEEDED):
         raise InputError(
             f"{sys.executable} lacks {', '.join(missing)}, which all pieces need; install them, "
-            "or give another PYTHON=."
+            "or set another PYTHON=."
         )
     left_out = {piece.name: why for piece in PIECES if (why := _why_left_out(piece, settings))}
     for name, why in left_out.items():
@@ -66,7 +66,7 @@ def _why_left_out(piece: Piece, settings: argparse.Namespace) -> str | None:
         return "it needs a card, and shapes are small"
     needs = piece.needs
     if piece.takes_model and not settings.small:
-        # A GGUF file, which the cache holds, is read by its own package.
+        # The default model is a cached GGUF file, which needs the package gguf.
         folder = settings.model is not None and settings.model.is_dir()
         needs = needs if folder else (*needs, "gguf")
     if missing := missing_packages(needs):
@@ -75,7 +75,7 @@ def _why_left_out(piece: Piece, settings: argparse.Namespace) -> str | None:
 
 
 def _kind(*, small: bool) -> dict[str, Any]:
-    """What a file must have been measured by, to be taken as it is."""
+    """The digest of the code and the kind of shapes, by which a file counts as up to date."""
     digest = hashlib.sha256()
     for path in sorted(one for part in _CODE for one in (_ROOT / part).rglob("*.py")):
         digest.update(path.read_bytes())
@@ -83,7 +83,7 @@ def _kind(*, small: bool) -> dict[str, Any]:
 
 
 def _record(path: Path, kind: dict[str, Any]) -> dict[str, Any] | None:
-    """What a piece has written, by this code; None where it has to run."""
+    """The record that a piece has written with this code; None if the piece must run."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -92,14 +92,14 @@ def _record(path: Path, kind: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _run(piece: Piece, path: Path, kind: dict[str, Any], settings: argparse.Namespace) -> bool:
-    """Run a piece in a process of its own; whether it has written its file."""
+    """Run a piece in a separate process; returns whether it has written its file."""
     output = path.with_suffix(".new")
     output.unlink(missing_ok=True)
     arguments = [*((piece.small or ()) if settings.small else piece.arguments)]
     if piece.takes_model and settings.model is not None:
         arguments += ["--model", str(settings.model)]
-    # What is cut while it compiles compiles less when it goes on; the interpreter of kernels needs
-    # four of XLA's threads.
+    # The compilation cache saves work after an interruption; the interpreter of kernels needs four
+    # of XLA's threads.
     environment = {
         "JAX_COMPILATION_CACHE_DIR": str((settings.output / "programs").resolve()),
         "NPROC": str(max(4, os.cpu_count() or 1)),
@@ -129,7 +129,8 @@ def _run(piece: Piece, path: Path, kind: dict[str, Any], settings: argparse.Name
 def _write_page(
     settings: argparse.Namespace, kind: dict[str, Any], left_out: dict[str, str]
 ) -> str:
-    """The page and one JSON file of all records: where the pieces lie, and in the documentation."""
+    """Write the page and one JSON file of all records to the output folder and the
+    documentation."""
     paths = {piece.name: settings.output / f"{piece.name}.json" for piece in PIECES}
     found = {name: record for name, path in paths.items() if (record := _record(path, kind))}
     if not found:
@@ -149,12 +150,12 @@ def _write_page(
 
 
 def main() -> None:
-    """Run the pieces, and end with their exit code."""
+    """Run the pieces and exit with their exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="files of the pieces")
+    parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder of pieces")
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"), help="of the page")
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct, a folder or GGUF file")
-    parser.add_argument("--minutes", type=float, help="begin no piece after so many")
+    parser.add_argument("--minutes", type=float, help="begin no piece after so many minutes")
     parser.add_argument("--only", nargs="+", choices=[piece.name for piece in PIECES])
     parser.add_argument("--small", action="store_true", help="small shapes, for a CPU too")
     sys.exit(measure(parser.parse_args()))

@@ -1,9 +1,9 @@
-"""What a step gains by how much of its tree is accepted, which is forced.
+"""Speed-up of a decode step by acceptance length, with forced acceptance.
 
-The target's vocabulary projection is all zeros, so that it chooses token 0 wherever it stands: its
-text is known before it is decoded. The drafter does all of its work, then the tokens of its tree
-are written anew: along the deepest path token 0 down to a given depth, elsewhere tokens that the
-target never chooses.
+The target's vocabulary projection is zero, so that the target always chooses token 0 and its text
+is known in advance. The drafter does all of its work, then the tokens of its tree are replaced:
+token 0 along the deepest path down to a given depth, and elsewhere tokens that the target never
+chooses.
 """
 
 import argparse
@@ -28,18 +28,18 @@ from redrafter_jax.types import CacheShape, Decided, DecodeState, KVCache, Token
 from tools.gpu.measured import run_piece
 from tools.gpu.shapes import FULL, SMALL, TREE, make_pair
 
-# What a target of zeros chooses.
+# The token that a target with a zero projection chooses.
 _TEXT = 0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ForcedDrafter(Drafter):
-    """Another drafter, of whose trees the target accepts a path as long as is asked for.
+    """A wrapper of a drafter that forces the depth of the accepted path.
 
     Attributes:
-      inner: which drafts.
-      depth: how deep the accepted path reaches; no deeper than the tree does.
+      inner: the drafter that drafts.
+      depth: depth of the accepted path, at most the depth of the tree.
     """
 
     inner: Drafter
@@ -73,7 +73,7 @@ class ForcedDrafter(Drafter):
         noise: Float[Array, "B P V"],
         tree: TreeConfig,
     ) -> TokenTree:
-        """The other drafter's tree with other tokens; siblings still have distinct ones."""
+        """The inner drafter's tree with replaced tokens; siblings keep distinct tokens."""
         drafted = self.inner.propose(target, own, cache, view, noise, tree)
         deepest = jnp.argmax(drafted.depth, axis=1)[:, None, None]
         on_path = jnp.take_along_axis(drafted.mask, deepest, axis=1)[:, 0]
@@ -84,7 +84,7 @@ class ForcedDrafter(Drafter):
 
 
 def without_scores(target: Target) -> Target:
-    """The target with a vocabulary projection of zeros."""
+    """The target with a zero vocabulary projection."""
 
     def clear(path: tuple[Any, ...], leaf: Array) -> Array:
         return jnp.zeros_like(leaf) if "lm_head" in jax.tree_util.keystr(path) else leaf
@@ -93,7 +93,7 @@ def without_scores(target: Target) -> Target:
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """A row for each depth: tokens gained by a step, its time, and the speed-up."""
+    """Measure a row for each depth: tokens per step, time per step, and speed-up."""
     shape, size = ("small", SMALL) if settings.small else ("llama_3_1_8b", FULL)
     target, drafter = make_pair(shape)
     target = without_scores(target)
@@ -103,7 +103,7 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
     gained: dict[int | None, float] = {}
 
     def step(depth: int | None) -> float:
-        """Seconds of a step; None is the baseline."""
+        """Seconds of a step with this accepted depth; None is the baseline."""
         ours, tree = (RootOnly(), None)
         if depth is not None:
             ours, tree = ForcedDrafter(drafter, jnp.int32(depth)), TREE
@@ -139,7 +139,7 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the rows."""
+    """Measure, and write the rows."""
     run_piece(argparse.ArgumentParser(prog="python -m tools.gpu.acceptance"), measure)
 
 

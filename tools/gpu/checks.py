@@ -1,4 +1,4 @@
-"""The tests that need a card, by pytest."""
+"""The tests that need a GPU, run by pytest."""
 
 import argparse
 import subprocess
@@ -10,8 +10,8 @@ from tools.gpu.measured import run_piece
 
 
 def main() -> None:
-    """Run them and write how they ended."""
-    # Before this process opens the device, most of whose memory it would take.
+    """Run the tests and write their result."""
+    # Run pytest before this process opens the device, since JAX takes most of its memory.
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-q"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     sys.stdout.write(ended.stdout)

@@ -1,4 +1,4 @@
-"""The card's copy rate: the bytes that one kernel reads and writes in a second."""
+"""The GPU's copy rate: bytes read and written per second by one kernel."""
 
 import argparse
 import time
@@ -15,7 +15,7 @@ _REPEATS = 10
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """Gigabytes per second of every repeat, in rising order; a run moves sixteen arrays' bytes."""
+    """Measure gigabytes per second of every repeat, in ascending order."""
     size, turns = (2**20, 2) if settings.small else (2**30, 16)
     copy, zero = copy_program(turns), jnp.int32(0)
     array = jax.block_until_ready(copy(jnp.zeros(size // 4, jnp.uint32), zero))
@@ -28,7 +28,7 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the rate."""
+    """Measure, and write the rates."""
     run_piece(argparse.ArgumentParser(prog="python -m tools.gpu.copying"), measure)
 
 

@@ -1,6 +1,6 @@
-"""Are the kernels right on this card: each beside its reference, at the shapes of real models.
+"""Correctness of the kernels on this GPU, against their references at shapes of real models.
 
-Where there is no card, and shapes are small, the kernels run in Pallas' interpreter.
+With small shapes, the kernels run in Pallas' interpreter and need no GPU.
 """
 
 import argparse
@@ -21,25 +21,25 @@ from pallas_kernels.tree_attention import tree_attention
 from redrafter_jax.command_line import run
 from tools.gpu.measured import run_piece
 
-# The norm of the difference to the reference over that of the reference, of the worst row.
+# Limits of the relative error: norm of the difference over norm of the reference, worst row.
 _LARGEST = {"tree_attention": 1e-2, "grouped_matmul": 1e-2, "lowest_kept": 0.0}
-# A kernel's name, its shapes in words, and what runs it by the implementation of that name.
+# A kernel's name, a description of its shapes, and a function that runs an implementation.
 _Case = tuple[str, str, Any]
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """A row for each kernel and shape: the difference, and whether it is small enough."""
+    """Measure a row for each kernel and shape: the error, and whether it is small enough."""
     chosen = "mosaic_gpu_interpret" if settings.small else "mosaic_gpu"
     rows = []
     for name, shape, call in _small_cases() if settings.small else _cases():
         row: dict[str, Any] = {"kernel": name, "shape": shape, "largest": _LARGEST[name]}
         try:
             difference = _difference(call(chosen), call("reference"))
-        # One kernel that does not compile must not hide what the others do.
+        # Report a kernel that does not compile and go on with the others.
         except (NotImplementedError, RuntimeError, ValueError) as error:
             rows.append(row | {"right": False, "not_run": str(error).partition("\n")[0]})
             continue
-        # Of NaN the comparison is false too.
+        # The comparison is also false for NaN.
         right = difference <= _LARGEST[name]
         finite = difference if np.isfinite(difference) else None
         rows.append(row | {"right": bool(right), "difference": finite})
@@ -69,7 +69,7 @@ def _small_cases() -> Iterator[_Case]:
 
 def _attention(heads: str, case: bench.Case) -> _Case:
     inputs = bench.draw_inputs(case, caches=1)
-    # Ragged: from an empty row, or half a row of one, to a full one.
+    # Ragged lengths, from an empty row (half full for a single row) to a full one.
     full = case.slots - case.nodes
     lengths = jnp.asarray(
         np.linspace(full // 2 if case.batch == 1 else 0, full, case.batch), "int32"
@@ -105,7 +105,7 @@ def _bound(rows: int, vocabulary: int) -> _Case:
 
 
 def main() -> None:
-    """Write the rows."""
+    """Measure, and write the rows."""
     run_piece(argparse.ArgumentParser(prog="python -m tools.gpu.kernels"), measure)
 
 

@@ -1,4 +1,4 @@
-"""What the programs of all pieces share: their arguments, the device, the file they write."""
+"""Common parts of the programs of all pieces: arguments, device check, and output file."""
 
 import argparse
 import json
@@ -20,10 +20,10 @@ def run_piece(
     measure: Callable[[argparse.Namespace], dict[str, Any]],
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """Read the arguments, measure, and write what comes of it with the device and the memory.
+    """Parse arguments, measure, and write the result with the device and the peak memory.
 
     Raises:
-      InputError: there is no GPU, and shapes are not small.
+      InputError: there is no GPU, and `--small` is not given.
     """
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--small", action="store_true", help="small shapes, for a CPU too")
@@ -31,8 +31,8 @@ def run_piece(
     device, started = jax.devices()[0], time.perf_counter()
     if device.platform != "gpu" and not settings.small:
         raise InputError(
-            f"It measures an NVIDIA GPU, and JAX runs on {device.platform} here; --small tries "
-            "the programs on small shapes."
+            f"This measurement needs an NVIDIA GPU, but JAX runs on {device.platform}; use --small "
+            "to try it on small shapes."
         )
     measures = measure(settings)
     record = {
@@ -41,7 +41,7 @@ def run_piece(
         "device": device.device_kind,
         "seconds": time.perf_counter() - started,
         "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
-        # Linux counts in units of 1024 bytes.
+        # Linux reports units of 1024 bytes.
         "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "versions": {name: _version(name) for name in ("jax", "jaxlib", "flax", "numpy")},
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -50,7 +50,7 @@ def run_piece(
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Write the file whole or not at all."""
+    """Write the file atomically."""
     beside = path.with_suffix(".part")
     beside.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     beside.replace(path)

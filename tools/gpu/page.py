@@ -1,4 +1,4 @@
-"""The page of what the pieces measured: a table for each, medians."""
+"""The page of results, with a table of medians for each piece."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -10,18 +10,18 @@ Record = Mapping[str, Any]
 
 
 def check_one_card(records: Mapping[str, Record]) -> None:
-    """Refuse records of different cards, which one page would set side by side."""
+    """Refuse records of different GPUs, which must not share a page."""
     cards = {record["device"]: name for name, record in records.items()}
     if len(cards) > 1:
         (one, first), (other, second) = list(cards.items())[:2]
         raise InputError(
-            f"{first} was measured on {one!r} and {second} on {other!r}; give another folder, or "
+            f"{first} was measured on {one!r} and {second} on {other!r}; use another folder, or "
             "empty this one."
         )
 
 
 def markdown(records: Mapping[str, Record], left_out: Mapping[str, str]) -> Iterator[str]:
-    """The lines of the page; `left_out` says why a piece is missing."""
+    """The lines of the page; `left_out` has the reasons for missing pieces."""
     first = next(iter(records.values()))
     versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items() if number)
     yield f"# {first['device']}, {first['timestamp'].partition('T')[0]}\n"

@@ -1,12 +1,12 @@
-"""The pieces that `python -m tools.gpu` runs, the most telling first; this file needs no JAX."""
+"""The pieces of `python -m tools.gpu`, the most informative first; imports no JAX."""
 
 from collections.abc import Collection
 from importlib.util import find_spec
 from typing import NamedTuple
 
-# Seconds after which a piece is ended.
+# Time limit of a piece in seconds.
 LIMIT = 530
-# What every piece imports, by the names of modules.
+# Modules that every piece imports.
 NEEDED = (
     "jax",
     "jaxlib",
@@ -24,15 +24,15 @@ NEEDED = (
 
 
 class Piece(NamedTuple):
-    """A program that measures something, and writes it as one JSON file.
+    """A program that measures something and writes one JSON file.
 
     Attributes:
-      name: of its file.
-      module: that is run, with `--output FILE`.
-      arguments: of the module.
-      needs: packages that it needs beyond `NEEDED`, by the names of modules.
-      small: its arguments where shapes are small; None where a card alone can run it.
-      takes_model: whether it takes the model's file or folder as `--model`.
+      name: name of the piece and of its file.
+      module: module to run, with `--output FILE`.
+      arguments: further arguments of the module.
+      needs: modules that the piece needs in addition to `NEEDED`.
+      small: arguments for small shapes; None if the piece needs a GPU.
+      takes_model: whether the module takes the model's file or folder as `--model`.
     """
 
     name: str
@@ -74,5 +74,5 @@ PIECES = (
 
 
 def missing_packages(names: Collection[str]) -> list[str]:
-    """Those of them that are not installed; none is imported."""
+    """The modules that are not installed; none is imported."""
     return [name for name in names if find_spec(name) is None]

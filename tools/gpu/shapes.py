@@ -1,4 +1,4 @@
-"""Pairs of random weights whose steps are timed: their shapes, and how their rows choose."""
+"""Shapes, trees and sampling settings of the timed pairs, which have random weights."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ SAMPLINGS = {
 
 
 class Measured(NamedTuple):
-    """How much is measured: full or small."""
+    """Amounts of measurement, full or small."""
 
     slots: int
     steps: int
@@ -38,7 +38,7 @@ FULL, SMALL = Measured(4096, 32, 200, 7), Measured(256, 2, 2, 2)
 
 
 def make_pair(name: str) -> tuple[Target, Drafter]:
-    """A target of that shape and a drafter of Apple's layout, bfloat16."""
+    """Make a target of this shape and a drafter in Apple's layout, in bfloat16."""
     width, inner, layers, query_heads, key_heads, head_dim, vocabulary = _SIZES[name]
     target = TargetConfig(
         vocab_size=vocabulary,

@@ -1,6 +1,6 @@
-"""What a decode step of a tree takes beside the baseline's, of random weights.
+"""Time of a decode step with a tree and of the baseline step, with random weights.
 
-With `--whole` the two whole steps alone are timed, else their parts too, as `eval steps` does.
+With `--whole` only the two whole steps are timed, otherwise also their parts, as in `eval steps`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tools.gpu.shapes import FULL, OTHER_TREES, SAMPLINGS, SMALL, TREE, make_pai
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """A row for each tree and way of choosing: milliseconds of every part, lowest to highest."""
+    """Measure a row for each tree and sampling: sorted milliseconds of every part."""
     shape, size = ("small", SMALL) if settings.small else (settings.shape, FULL)
     target, drafter = make_pair(shape)
     parts: tuple[Timing, ...] = ("step", "baseline") if settings.whole else get_args(Timing)
@@ -53,12 +53,12 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the rows."""
+    """Measure, and write the rows."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu.steps")
     parser.add_argument("--shape", default="llama_3_1_8b", choices=("llama_3_1_8b", "vicuna_7b"))
     parser.add_argument("--rows", type=int, default=1, help="B, rows decoded together")
-    parser.add_argument("--trees", action="store_true", help="other trees than W=8 R=4 N=32")
-    parser.add_argument("--whole", action="store_true", help="the two whole steps alone")
+    parser.add_argument("--trees", action="store_true", help="use trees other than W=8 R=4 N=32")
+    parser.add_argument("--whole", action="store_true", help="time only the two whole steps")
     run_piece(parser, measure)
 
 

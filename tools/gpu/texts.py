@@ -1,7 +1,7 @@
-"""Texts of a real pair, decoded both ways: are they the same, and how fast do they come.
+"""Equality and speed of texts of a real pair, decoded with and without drafting.
 
-Float32 is multiplied at full precision, where texts must be equal but for ties to six digits; in
-bfloat16 they may part at a tie.
+In float32, products have full precision, and texts must be equal except for ties to six digits; in
+bfloat16, texts may diverge at ties.
 """
 
 import argparse
@@ -34,16 +34,16 @@ _CONFIGS = Path(__file__).parents[2] / "configs"
 _PAIR = _CONFIGS / "smollm2_135m"
 _SAMPLINGS = {"greedy": SamplingConfig(), "T 1, top_p 0.95": SamplingConfig(1.0, top_p=0.95)}
 _PRECISIONS = {"float32": "highest", "bfloat16": None}
-# Prompts are a batch; each way is decoded once to compile, and timed afterwards.
+# Number of timed runs; all prompts are one batch, and an untimed run compiles first.
 _TIMED = 3
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """A row for each dtype and way of choosing."""
+    """Measure a row for each dtype and sampling."""
     count, most, repeats = (2, 8, 1) if settings.small else (16, 128, _TIMED)
     model = _CONFIGS / "demo_target" if settings.small else settings.model or find_cached()
     if model is None:
-        raise InputError("There is no SmolLM2-135M-Instruct in the cache; give --model PATH.")
+        raise InputError("SmolLM2-135M-Instruct is not in the cache; give --model PATH.")
     tokenizer = load_tokenizer(model)
     lines = (_PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     prompts: list[Any] = [json.loads(line)["prompt"] for line in lines]
@@ -100,7 +100,7 @@ def _compare(
     return {
         "texts": len(ours.tokens),
         "identical": len(ours.tokens) - len(parted),
-        # None is where one text goes on and the other has ended.
+        # None if one text is a prefix of the other.
         "parted_at": parted,
         "acceptance_length": ours.acceptance_length,
         "tokens_per_second": tokens / float(np.median(fast)),
@@ -110,7 +110,7 @@ def _compare(
 
 
 def main() -> None:
-    """Write the rows."""
+    """Measure, and write the rows."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu.texts")
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct, a folder or GGUF file")
     run_piece(parser, measure)

@@ -1,1 +1,1 @@
-"""From the sources of a configuration to batches, a file for each step: docs/training-data.md."""
+"""The pipeline from data sources to batches, one file per stage; see docs/training-data.md."""

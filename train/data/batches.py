@@ -1,4 +1,4 @@
-"""Rows to batches: shuffled, mixed by weight, endless, with a position that can be restored."""
+"""Batches of rows: shuffled, mixed by weight, endless, with a position that can be restored."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from redrafter_jax.parallel.mesh import DATA
 from .features import ReadRow
 from .types import Windows
 
-# Batches that are read ahead: with features each may take gigabytes.
+# Number of batches to prefetch; with features, a batch may take gigabytes.
 _AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
-# Examples of a source before it ends. More than any run takes; grain's own endless repetition is as
-# long as a length can be, and batches of one example would be longer.
+# Length of a repeated source, more than any run reads. Grain's own endless repetition has the
+# largest possible length, which batches of one example would exceed.
 _ENDLESS = 2**48
 
 
 class Batch(TypedDict):
-    """A batch of one step: `Windows`, with the features of their rows where they are kept."""
+    """The batch of one step: `Windows`, with the features of their rows if they are stored."""
 
     tokens: Int[np.ndarray, "B T"]
     loss_mask: Bool[np.ndarray, "B T"]
@@ -42,11 +42,11 @@ def make_batches(
     part: tuple[int, int] = (0, 1),
     features: Sequence[ReadRow | None] | None = None,
 ) -> grain.DatasetIterator[Batch]:
-    """An endless, shuffled, deterministic iterator whose position can be saved and restored.
+    """Make an endless, shuffled, deterministic iterator whose position can be saved and restored.
 
-    Each source is shuffled and repeated by itself; its share of the rows is its weight over the sum
-    of weights. `part` is the index of this process's part of every batch, and the number of parts;
-    `features` are the readers of each source's rows, if there are any.
+    Each source is shuffled and repeated separately; its share of the rows is its weight divided by
+    the sum of weights. `part` is the index of this process's part of every batch, and the number of
+    parts; `features` has a reader for the features of each source's rows, or None.
 
     Raises:
       InputError: as `refuse_few_rows`.
@@ -62,21 +62,21 @@ def make_batches(
 
 
 def refuse_few_rows(sources: Sequence[tuple[Windows, float]], batch_size: int) -> None:
-    """Refuse a source of fewer rows than its part of a batch, which would hold some twice."""
+    """Refuse a source with fewer rows than its share of a batch, which would repeat rows."""
     total = sum(weight for _, weight in sources)
     for index, (windows, weight) in enumerate(sources):
         (count, length), needed = windows.tokens.shape, math.ceil(batch_size * weight / total)
         if count < needed:
             raise InputError(
                 f"data.sources.{index} gives {count} row{'s' * (count != 1)} of {length} tokens, "
-                f"fewer than the {needed} of a step that are to come from it; lower "
-                "data.sequence_length, which short records share, optimizer.batch_size, "
+                f"fewer than its share of {needed} in each step; lower "
+                "data.sequence_length, optimizer.batch_size, "
                 "optimizer.accumulation_steps or the source's weight."
             )
 
 
 def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str, Array]:
-    """A batch as `train_step` takes it: [A, B, T, ...], on a mesh in the parts of all processes."""
+    """Reshape a batch to [A, B, T, ...] for `train_step`, and place it on the mesh."""
 
     def place(rows: np.ndarray) -> Array:
         split = rows.reshape(accumulation, -1, *rows.shape[1:])

@@ -1,8 +1,8 @@
-"""Conversations to tokens through a chat template, and which of the tokens the assistant writes.
+"""Rendering of conversations through a chat template, and masks of the assistant's tokens.
 
-A turn of the assistant is found by rendering the conversation twice: up to the turn, as the prompt
-that decoding gets, and with the turn. Both texts must be prefixes of the whole. The turn carries
-loss if their tokens are prefixes too, so that training sees the very tokens that decoding will.
+An assistant turn is located by rendering the conversation twice: up to the turn, as the prompt of
+decoding, and including the turn. Both texts must be prefixes of the whole text. The turn carries
+loss if their tokens are prefixes too, so that training sees the same tokens as decoding.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,18 @@ from redrafter_jax.text.chat_template import ChatTemplate, Turn, find_template
 from .settings import DataSettings
 from .types import Chat, Skip
 
-# Of a turn, by every template.
+# Fields of a turn that every template reads.
 _READ = ("role", "content")
 
 
 class Rendered(NamedTuple):
-    """A conversation as text.
+    """A rendered conversation.
 
-    `turns` has, for each turn that carries loss, the prefixes of `whole` before it and with it.
-    `unread` are fields of the record that nothing has read, the template included.
+    Attributes:
+      place: file and line of the record.
+      whole: the whole text.
+      turns: for each turn that carries loss, the prefixes of `whole` before and including the turn.
+      unread: fields of the record that neither this code nor the template reads.
     """
 
     place: str
@@ -36,10 +39,10 @@ class Rendered(NamedTuple):
 
 
 def load_template(settings: DataSettings, files: TargetFiles) -> ChatTemplate:
-    """The template that `data.chat_template` names.
+    """Load the template that `data.chat_template` names.
 
     Raises:
-      InputError: the tokenizer has no template, or no tokens that a built-in needs.
+      InputError: the tokenizer has no template, or lacks tokens that a built-in template needs.
     """
     return find_template(
         settings.chat_template,
@@ -52,12 +55,12 @@ def load_template(settings: DataSettings, files: TargetFiles) -> ChatTemplate:
 def render_chat(
     template: ChatTemplate, chat: Chat, which: Literal["all", "last"]
 ) -> Rendered | Skip:
-    """The conversation as text, or why the template refuses it.
+    """Render a conversation, or return a `Skip` if the template refuses it.
 
-    With `last` the last answer that carries loss ends it.
+    With `last`, the conversation ends at the last answer that carries loss.
 
     Raises:
-      InputError: the template writes the beginning of a conversation otherwise when more follows.
+      InputError: the template is not prefix-stable: later turns change the text of earlier ones.
     """
     answers = [
         index
@@ -74,7 +77,7 @@ def render_chat(
             for index in answers
         ]
         whole.encode()
-    except Exception as error:  # a template is a program of its own
+    except Exception as error:  # templates may raise any exception
         return Skip(chat.place, "the chat template refuses the turns", str(error))
     for index, (before, after) in zip(answers, pairs, strict=True):
         if after.startswith(before) and whole.startswith(after):
@@ -87,8 +90,8 @@ def render_chat(
         )
         raise InputError(
             f"The chat template of {template.name} is not prefix-stable: at {chat.place}, turn "
-            f"{index + 1} of {len(turns)}, what stands before changes when {when}, so what the "
-            f"assistant writes cannot be told; {remedy}."
+            f"{index + 1} of {len(turns)}, the preceding text changes when {when}, so the "
+            f"assistant's tokens cannot be located; {remedy}."
         )
     unread = (*chat.unread, *_unread_by_template(template, turns, whole))
     return Rendered(chat.place, whole, pairs, unread)
@@ -102,7 +105,7 @@ def _unread_by_template(template: ChatTemplate, turns: Sequence[Turn], whole: st
         without = [{key: turn[key] for key in turn if key != name} for turn in turns]
         try:
             written = template.render(without, False)
-        except Exception:  # it needs the field
+        except Exception:  # the template needs the field
             continue
         if written == whole:
             unread.append(f"{name} of a turn")
@@ -112,11 +115,11 @@ def _unread_by_template(template: ChatTemplate, turns: Sequence[Turn], whole: st
 def mask_answers(
     whole: Sequence[int], turns: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[Bool[np.ndarray, " t"], int]:
-    """The mask of the tokens that carry loss, and the number of turns that carry none.
+    """The mask of the tokens that carry loss, and the number of turns left without loss.
 
-    `turns` are as in `Rendered`, in tokens. A turn carries no loss if a token runs across its edge,
-    because decoding, which starts at that edge, would see other tokens. Later turns are not
-    affected.
+    `turns` are as in `Rendered`, but in tokens. A turn carries no loss if a token spans its
+    boundary, because decoding, which starts at the boundary, would see other tokens. Later turns
+    are not affected.
     """
     mask, left_out = np.zeros(len(whole), bool), 0
     for before, after in turns:

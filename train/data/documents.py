@@ -1,4 +1,4 @@
-"""From sources to documents: records are read, rendered, tokenised, and checked or skipped."""
+"""Documents of the sources: records are read, rendered, tokenized, and checked or skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -20,12 +20,12 @@ from .records import parse
 from .settings import DataSettings, SourceSettings
 from .types import Chat, Document, Raw, Record, Skip, Text, Tokens, describe_skips
 
-# Records that the tokenizer gets at a time, to use all cores.
+# Records per call of the tokenizer, which uses all cores.
 _BATCH = 256
 
 
 class SourceDocuments(NamedTuple):
-    """The documents and the skips of a source, each in the order of its records."""
+    """The documents and the skipped records of a source, each in file order."""
 
     name: str
     weight: float
@@ -34,15 +34,16 @@ class SourceDocuments(NamedTuple):
 
 
 def load_documents(settings: DataSettings, files: TargetFiles) -> list[SourceDocuments]:
-    """The documents of every source, in the tokens of the target.
+    """Load the documents of every source and tokenize them for the target.
 
     Raises:
-      InputError: a source cannot be read, or holds nothing to train on, tokens that the target
-        does not have, or masks that leave nothing out; it has skips and they are refused; the chat
-        template is missing or not prefix-stable; or the tokenizer does not fit the target.
+      InputError: a source cannot be read, has nothing to train on, has tokens outside the target's
+        vocabulary, has masks that count every token, or has skipped records that `data.skips`
+        refuses; the chat template is missing or not prefix-stable; or the tokenizer does not fit
+        the target.
     """
     tokenizer = fitting_tokenizer(settings, files)
-    # Loaded for the first conversation: other data needs no template.
+    # Load the template lazily: only conversations need it.
     template = cache(lambda: load_template(settings, files))
     loaded = []
     for index, source in enumerate(settings.sources):
@@ -57,13 +58,13 @@ def load_documents(settings: DataSettings, files: TargetFiles) -> list[SourceDoc
 
 
 def fitting_tokenizer(settings: DataSettings, files: TargetFiles) -> Tokenizer:
-    """The tokenizer of a target that is checked to fit the data.
+    """The target's tokenizer, after checking that the target fits the data.
 
-    It may have more tokens than the target, such as one for padding; data with one of those is
-    refused.
+    The tokenizer may have more tokens than the target, such as a padding token; data with such
+    tokens is refused later.
 
     Raises:
-      InputError: rows are longer than the target has positions, or it states no end token.
+      InputError: rows are longer than the target's position limit, or the target has no end token.
     """
     config, tokenizer = files.config, files.tokenizer
     length, positions = settings.sequence_length, config.position_limit
@@ -72,7 +73,9 @@ def fitting_tokenizer(settings: DataSettings, files: TargetFiles) -> Tokenizer:
             f"data.sequence_length is {length}, but the target has {positions} positions; lower it."
         )
     if not config.eos_token_ids:
-        raise InputError(f"{files.name} states no eos_token_id to separate documents with.")
+        raise InputError(
+            f"{files.name} has no eos_token_id, which separates documents; add it to its config."
+        )
     return tokenizer
 
 
@@ -83,10 +86,10 @@ def encode_records(
     config: TargetConfig,
     template: Callable[[], ChatTemplate],
 ) -> Iterator[Document | Skip]:
-    """Each record as a document or, if it cannot be used, a skip.
+    """Encode each record as a document, or as a skip if it cannot be used.
 
     Raises:
-      InputError: a token is not in the target's vocabulary, or as `template` and `render_chat`.
+      InputError: a token is outside the target's vocabulary, or as `template` and `render_chat`.
     """
     for batch in batched(records, _BATCH):
         rendered = [
@@ -122,10 +125,10 @@ def encode_records(
 
 
 def read_records(source: SourceSettings) -> Iterator[Record | Skip]:
-    """The records of a source in their order, unusable ones as skips.
+    """Read the records of a source in file order, unusable ones as skips.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: the source cannot be read.
     """
     if source.folder is not None:
         yield from read_folder(source)
@@ -155,7 +158,7 @@ def _from_chat(chat: Rendered, ids: dict[str, list[int]]) -> Document | Skip:
     turns = [(ids[before], ids[after]) for before, after in chat.turns]
     mask, left_out = mask_answers(ids[chat.whole], turns)
     if not mask.any():
-        fault = "a token runs across the edge of every answer" if left_out else ""
+        fault = "a token spans the boundary of every answer" if left_out else ""
         return Skip(chat.place, "no token carries loss", fault)
     tokens = np.asarray(ids[chat.whole], np.int32)
     return Document(chat.place, "chat", tokens, mask, left_out, True, chat.unread)
@@ -170,25 +173,25 @@ def _from_tokens(record: Tokens) -> Document | Skip:
 
 
 def _check_tokens(place: str, ids: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a record with a token that the target does not have, though its tokenizer may."""
+    """Refuse a record with a token outside the target's vocabulary."""
     for token in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token < vocab_size:
             known = 0 <= token < tokenizer.get_vocab_size()
             named = f" ({tokenizer.id_to_token(token)!r})" if known else ""
             raise InputError(
                 f"{place} holds token {token}{named}, which is outside the vocabulary of "
-                f"{vocab_size} tokens; give tokens of this target's tokenizer that the target has "
-                "too."
+                f"{vocab_size} tokens; use tokens of this target's tokenizer within its "
+                "vocabulary."
             )
 
 
 def refuse_many_skips(name: str, skips: Sequence[Skip], total: int, settings: DataSettings) -> None:
-    """Refuse data of which more than half of the records are left out, unless that is allowed."""
+    """Refuse data with more than half of its records left out, unless `data.skips` allows it."""
     if settings.skips == "report" and 2 * len(skips) > total:
         raise InputError(
             f"{name}: {len(skips)} of {total} records are left out, more than half: "
-            f"{describe_skips(skips)}. Mend them or what reads them (template, format), or set "
-            "data.skips=allow to go on with the others."
+            f"{describe_skips(skips)}. Correct them, the template or the format, or set "
+            "data.skips=allow to train on the other records."
         )
 
 
@@ -198,7 +201,7 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
     if not documents:
         why = f"all {total} records are left out: {reasons}" if total else "it has no records"
         raise InputError(
-            f"{loaded.name} holds nothing to train on; {why}. Give it other data or leave it out."
+            f"{loaded.name} has nothing to train on: {why}. Change its data or leave it out."
         )
     refuse_many_skips(loaded.name, skips, total, settings)
     if settings.skips == "refuse":
@@ -207,17 +210,17 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
             faults.append(f"{len(skips)} of {total} records cannot be used: {reasons}")
         if cut_off := [document.place for document in documents if document.left_out]:
             faults.append(
-                f"answers of {len(cut_off)} records carry no loss, because a token runs across "
-                f"their edge (first at {cut_off[0]})"
+                f"answers of {len(cut_off)} records carry no loss, because a token spans "
+                f"their boundary (first at {cut_off[0]})"
             )
         if faults:
             raise InputError(
-                f"{loaded.name}: {'; '.join(faults)}. Mend them, or set data.skips=report to go on "
-                "without."
+                f"{loaded.name}: {'; '.join(faults)}. Correct them, or set data.skips=report to "
+                "train without them."
             )
     masks = [document.loss_mask for document in documents if document.kind != "text"]
     if masks and source.full_masks == "refuse" and all(mask.all() for mask in masks):
         raise InputError(
             f"{loaded.name}: the masks of all {len(masks)} records count every token, so prompts "
-            "would carry loss too; mend them, or set full_masks: allow if that is meant."
+            "would carry loss too; correct them, or set full_masks: allow if this is intended."
         )

@@ -1,9 +1,9 @@
-"""Features: hidden states and most likely tokens of the target, kept on disk, row by row.
+"""Features: the target's hidden states and most likely tokens, stored on disk.
 
 A folder of features holds `index.json` and shards, `00000.safetensors` and so on. A shard holds the
-tokens of some rows one after the other, without padding: `hidden` [n, Z] and `log_probs` [n, k] in
-bfloat16, `token_ids` [n, k] as uint16 or, of a larger vocabulary, int32, and `starts`, where each
-row begins and the last one ends.
+n tokens of some rows, concatenated without padding: `hidden` [n, Z] and `log_probs` [n, k] in
+bfloat16, `token_ids` [n, k] in uint16, or int32 for larger vocabularies, and `starts`, the offsets
+of the rows and the end of the last one.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
 
-# From a row's number in its source to the features that a batch has of it.
+# Maps a row's index in its source to the row's features.
 ReadRow: TypeAlias = Callable[[int], dict[str, np.ndarray]]
 
 
@@ -31,13 +31,12 @@ class FeatureIndex(Settings):
     Attributes:
       target: digest of the target's files, from `TargetFiles.digest`.
       target_dtype: dtype that the target ran in.
-      context_layers: layers whose hidden states stand before the last ones.
-      raw_layers: whether they are as they leave these layers; otherwise they have gone through the
-        target's final norm.
-      top_k: k, the number of most likely tokens that are kept.
-      rows_per_pass: rows that the target read together.
+      context_layers: layers whose hidden states are stored before those of the last layer.
+      raw_layers: whether these are raw layer outputs; otherwise the target's final norm is applied.
+      top_k: k, the number of stored most likely tokens per position.
+      rows_per_pass: number of rows that the target reads together.
       sources: the first row of every source, by the digest of its rows.
-      shards: the first row of every shard, and at the end the number of rows.
+      shards: the first row of every shard, followed by the number of rows.
     """
 
     target: str
@@ -51,16 +50,16 @@ class FeatureIndex(Settings):
 
     @property
     def digest(self) -> str:
-        """A digest of the index."""
-        # Without defaults, so that features of versions without a field keep theirs.
+        """Digest of the index."""
+        # Leave out defaults, so that features written before a field existed keep their digest.
         return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
 
 def read_index(folder: Path) -> FeatureIndex | None:
-    """The index in a folder; None where there is none.
+    """Read the index of a folder; None if there is no index.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: the index cannot be read.
     """
     path = folder / "index.json"
     if not path.is_file():
@@ -68,11 +67,11 @@ def read_index(folder: Path) -> FeatureIndex | None:
     try:
         return FeatureIndex.model_validate_json(path.read_bytes())
     except ValidationError:
-        raise InputError(f"{path} is no index of features; use another folder.") from None
+        raise InputError(f"{path} is not an index of features; use another folder.") from None
 
 
 def shard_path(folder: Path, shard: int) -> Path:
-    """The file of a shard."""
+    """Path of a shard."""
     return folder / f"{shard:05}.safetensors"
 
 
@@ -85,19 +84,19 @@ def open_features(
     sources: Mapping[str, str],
     length: int,
 ) -> tuple[FeatureIndex, list[ReadRow]]:
-    """The index of complete features, and for every source a reader of its rows.
+    """Open complete features; returns their index, and for every source a reader of its rows.
 
-    `target` and `sources`, by name, are digests; `length` is that of a row. The features may hold
-    more layers than the `context_layers` of the drafter.
+    `target` and the values of `sources` (by name) are digests; `length` is T, the length of a row.
+    The features may have more layers than `context_layers`.
 
     Raises:
-      InputError: features are missing or damaged, or those of another target, of other settings or
-        of other data.
+      InputError: the features are missing, incomplete or damaged, or were written for another
+        target, other settings or other data.
     """
     index = read_index(folder)
     if index is None:
         raise InputError(
-            f"{folder} holds no features; make them by `python -m train features` with the "
+            f"{folder} holds no features; write them with `python -m train features` and the "
             "arguments of this run."
         )
     layers = index.context_layers
@@ -116,22 +115,22 @@ def open_features(
         if not fits:
             raise InputError(
                 f"{folder} holds features of another {name} ({kept}, not {needed}); use another "
-                f"folder, or the {name} that they were made with."
+                f"folder, or the {name} that they were written with."
             )
     for name, digest in sources.items():
         if digest not in index.sources:
             raise InputError(
-                f"{folder} holds no features of the rows of {name}; make them in another folder, "
-                "or bring back the data and its settings."
+                f"{folder} holds no features of the rows of {name}; write them to another folder, "
+                "or restore the data and its settings."
             )
     shards = len(index.shards) - 1
     written = sum(_is_whole(folder, index, shard) for shard in range(shards))
     if written < shards:
         raise InputError(
-            f"{folder} holds {written} of {shards} shards; `python -m train features` with the "
-            "arguments of this run goes on."
+            f"{folder} holds {written} of {shards} shards; write the others with `python -m train "
+            "features` and the arguments of this run."
         )
-    # The parts of the hidden states that this run reads.
+    # Indices of the layers that this run reads.
     chosen = [*map(layers.index, context_layers), len(layers)]
     return index, [
         partial(_read_row, folder, index, index.sources[digest], chosen, length)
@@ -147,14 +146,14 @@ def _is_whole(folder: Path, index: FeatureIndex, shard: int) -> bool:
         with safe_open(path, "np") as file:
             rows = file.get_slice("starts").get_shape()[0] - 1
     except SafetensorError as error:
-        raise InputError(f"{path} cannot be read ({error}); remove it and make it again.") from None
+        raise InputError(f"{path} cannot be read ({error}); delete it, then write it.") from None
     return rows == index.shards[shard + 1] - index.shards[shard]
 
 
 def _read_row(
     folder: Path, index: FeatureIndex, first: int, chosen: list[int], length: int, row: int
 ) -> dict[str, np.ndarray]:
-    """Hidden states [T, Z] and most likely tokens [T, k]; zeros at padding."""
+    """Read the hidden states [T, Z] and top-k tokens [T, k] of a row; zeros at padding."""
     row += first
     shard = bisect_right(index.shards, row) - 1
     place = row - index.shards[shard]

@@ -1,4 +1,4 @@
-"""Raw records from JSON lines, JSON lists, Parquet files and datasets of the hub, one by one."""
+"""Raw records of JSON lines, JSON lists, Parquet files and hub datasets."""
 
 import gzip
 import json
@@ -19,11 +19,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
-    """The records of `files` or `hub`, in their order, unreadable ones as skips.
+    """Read the records of `files` or `hub` in order, unreadable ones as skips.
 
     Raises:
-      InputError: a file is missing, damaged as a whole or of another kind, the dataset cannot be
-        loaded, or the package that reads it is missing.
+      InputError: a file is missing, damaged or of an unsupported type, the dataset cannot be
+        loaded, or a package that reads it is missing.
     """
     if source.files is None:
         yield from _hub_rows(source)
@@ -34,27 +34,27 @@ def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
         is_packed = path.name.lower() != plain.name
         if plain.suffix not in readers or (is_packed and plain.suffix == ".parquet"):
             raise InputError(
-                f"{path} is of no kind that is read here: .jsonl or .json, each also as .gz, or "
-                ".parquet; text files are read by a source with a folder."
+                f"{path} has an unsupported type; use .jsonl, .json (either may be .gz) or "
+                ".parquet. For text files, set folder instead of files."
             )
         yield from readers[plain.suffix](path)
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """The files that paths and globs name, in the order of the list; those of a glob are sorted.
+    """Find the files of paths and globs, in the order of the list; files of a glob are sorted.
 
     Raises:
-      InputError: one names no file, a folder, or a file that is named already.
+      InputError: a pattern matches no file, names a folder, or matches a file twice.
     """
     found: list[Path] = []
     for pattern in patterns:
-        with _reading(pattern):  # a name too long, ** beside letters
+        with _reading(pattern):  # an overlong name, or ** within a name
             matches = _matches(Path(pattern))
         if not matches:
-            raise InputError(f"There is no file {pattern!r}; mend the source's files.")
+            raise InputError(f"There is no file {pattern!r}; correct the source's files.")
         for match in matches:
             if match in found:
-                raise InputError(f"{match} is named twice by a source's files; name it once.")
+                raise InputError(f"{match} is listed twice in a source's files; list it once.")
             found.append(match)
     return found
 
@@ -62,9 +62,9 @@ def find_files(patterns: list[str]) -> list[Path]:
 def _matches(path: Path) -> list[Path]:
     if path.is_dir():
         raise InputError(
-            f"'{path}' is a folder; write files: [{path}/*.jsonl], or folder: for text."
+            f"'{path}' is a folder; use files: [{path}/*.jsonl], or folder: for text files."
         )
-    # Brackets in the name of an existing file are no glob.
+    # Brackets in the name of an existing file are literal.
     if path.is_file():
         return [path]
     found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
@@ -95,16 +95,16 @@ def _json_list(path: Path) -> Iterator[Raw]:
         raise InputError(f"{path} is not UTF-8 text at byte {error.start}.") from None
     except ValueError as error:
         raise InputError(
-            f"{path} is not valid JSON: {error}; if it holds one record per line, name it .jsonl."
+            f"{path} is not valid JSON: {error}; if each line is a record, rename it to .jsonl."
         ) from None
     if not isinstance(records, list):
-        raise InputError(f"{path} holds no list of records; make it one, or name it .jsonl.")
+        raise InputError(f"{path} is not a list of records; make it a list, or use .jsonl.")
     for number, record in enumerate(records, 1):
         yield Raw(f"{path}, record {number}", record)
 
 
 def _parse(content: bytes) -> Any:
-    """The JSON value; ValueError if it is none (UnicodeDecodeError is one)."""
+    """Parse a JSON value; raises ValueError, of which UnicodeDecodeError is a subclass."""
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -117,7 +117,7 @@ def _open(path: Path) -> BufferedIOBase:
 
 @contextmanager
 def _reading(path: Path | str) -> Generator[None]:
-    """Name the path in errors of reading it, those of a damaged archive too."""
+    """Turn errors of reading a file, such as a damaged archive, into `InputError` with its path."""
     try:
         yield
     except InputError:
@@ -140,7 +140,7 @@ def _parquet_rows(path: Path) -> Iterator[Raw]:
                 for row in batch.to_pylist():
                     number += 1
                     yield Raw(f"{path}, row {number}", row)
-    except Exception as error:  # damaged files raise errors of pyarrow and many of Python
+    except Exception as error:  # damaged files raise many types of errors
         _cannot_read(path, error)
 
 
@@ -152,7 +152,7 @@ def _hub_rows(source: SourceSettings) -> Iterator[Raw]:
         )
         for number, row in enumerate(rows, 1):
             yield Raw(f"{source.title}, row {number}", row)
-    except Exception as error:  # of the hub, the network and files
+    except Exception as error:  # from the hub, the network or files
         raise InputError(
             f"Cannot load {source.title}, subset {source.subset}, split {source.split}: "
             f"{' '.join(str(error).split())}"
@@ -164,6 +164,6 @@ def _require(module: str, purpose: str) -> Any:
         return import_module(module)
     except ImportError:
         raise InputError(
-            f"{purpose} needs the package {module.partition('.')[0]}, which is not installed; in a "
-            "checkout of redrafter-jax, pip install '.[hub]' brings it."
+            f"{purpose} needs the package {module.partition('.')[0]}, which is not installed; "
+            "install it with pip install '.[hub]' in a checkout of redrafter-jax."
         ) from None

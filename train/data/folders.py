@@ -1,4 +1,4 @@
-"""Text files below a folder, each one document: which belong to training, which are held out."""
+"""Text files in a folder, one document per file, split into training and held-out files."""
 
 import sysconfig
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .types import Text
 
 
 def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Text]:
-    """The training files of a folder, or the held-out ones, sorted; each is named by its path.
+    """Read the training files of a folder, or the held-out ones, sorted by path.
 
     Raises:
       InputError: as `find_texts`, or a file cannot be read or is not UTF-8.
@@ -23,7 +23,7 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
             files.append(Text(name, path.read_bytes().decode("utf-8")))
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{path} is not UTF-8 text at byte {error.start}; add it to the source's exclude."
+                f"{path} is not UTF-8 at byte {error.start}; add it to the source's exclude."
             ) from None
         except OSError as error:
             raise InputError(f"Cannot read {path}: {error.strerror}.") from None
@@ -31,7 +31,7 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
 
 
 def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tuple[str, Path]]:
-    """Name and path of the files of a folder that `read_folder` reads.
+    """Find the files that `read_folder` reads, as pairs of name and path.
 
     Raises:
       InputError: the folder is missing, or no file matches.
@@ -40,10 +40,10 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
     folder = Path(sysconfig.get_path("stdlib") if is_library else str(settings.folder))
     try:
         is_folder = folder.is_dir()
-    except OSError:  # a name that is too long for the file system
+    except OSError:  # the name is too long for the file system
         is_folder = False
     if not is_folder:
-        raise InputError(f"{settings.folder!r} is not a folder; give a source the path of one.")
+        raise InputError(f"{settings.folder!r} is not a folder; correct the source's folder.")
     paths = sorted({path for glob in settings.include for path in folder.glob(glob)})
     named = [(path.relative_to(folder).as_posix(), path) for path in paths if path.is_file()]
     files = [
@@ -53,25 +53,25 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
     ]
     if not files and named and not held_out:
         raise InputError(
-            f"All {len(named)} files below {settings.folder!r} that match include are left out by "
-            "exclude or held_out; change those."
+            f"All {len(named)} files in {settings.folder!r} that match include are left out by "
+            "exclude or held_out; change these globs."
         )
     if not files:
         kind = "held_out" if held_out else "include"
         globs = ", ".join(map(repr, getattr(settings, kind)))
         raise InputError(
-            f"No file below {settings.folder!r} matches the source's {kind}, {globs}; change it."
+            f"No file in {settings.folder!r} matches the source's {kind}, {globs}; change it."
         )
     return files
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob fits; `*` crosses folders, and `**/` also stands for none, as in `include`."""
+    """Whether a glob matches; `*` crosses folders, and `**/` also matches no folder."""
     return any(fnmatch(name, variant) for glob in globs for variant in _without_folders(glob))
 
 
 def _without_folders(glob: str) -> list[str]:
-    """The glob with and without each `**/`, which `fnmatch` takes for at least one folder."""
+    """Variants of the glob with and without each `**/`, which `fnmatch` requires to match."""
     before, folders, after = glob.partition("**/")
     if not folders:
         return [glob]

@@ -1,4 +1,4 @@
-"""Raw records read as a text, a conversation or tokens, or skipped with the reason."""
+"""Parsing of raw records into texts, conversations or tokens; faulty records are skipped."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from redrafter_jax.text.chat_template import Turn
 
 from .types import Chat, Format, Raw, Record, Skip, Text, Tokens
 
-# The speakers' names in ShareGPT and its descendants.
+# Speaker names of ShareGPT and derived formats.
 _SPEAKERS = {
     "human": "user",
     "user": "user",
@@ -17,7 +17,7 @@ _SPEAKERS = {
     "system": "system",
     "tool": "tool",
 }
-# What `train regenerate` states of a row: how it was made, which asks for nothing here.
+# Fields by which `train regenerate` records how a row was made; training ignores them.
 _STATED = frozenset([
     "record", "seed", "temperature", "max_new_tokens", "sequence_length", "row", "rows", "answers",
     "cut", "left_out", "dropped", "questions", "turns", "max_user_tokens", "user_sampling",
@@ -26,17 +26,17 @@ _STATED = frozenset([
 
 
 class _MalformedError(Exception):
-    """Why a raw record is no record: the reason, and perhaps its detail."""
+    """A fault of a raw record: the reason, and optionally a detail."""
 
 
 def parse(raw: Raw, stated: Format | None) -> Record | Skip:
-    """The record, in the stated format or the one that its keys tell, with the keys left unread.
+    """Parse a record in the stated format, or in the format that its keys imply.
 
-    A key whose value is null counts as absent: rows of a table have all columns.
+    Keys with a null value count as absent, since table rows have all columns.
     """
     try:
         if not isinstance(raw.value, dict):
-            raise _MalformedError("no JSON object", f"but a {type(raw.value).__name__}")
+            raise _MalformedError("not a JSON object", f"it is a {type(raw.value).__name__}")
         row = {key: value for key, value in raw.value.items() if value is not None}
         _, read = _FORMATS[stated or _format(row)]
         record = read(raw.place, row)
@@ -49,10 +49,10 @@ def _format(row: dict[str, Any]) -> Format:
     found: dict[Format, str] = {name: key for name, (key, _) in _FORMATS.items() if key in row}
     if not found:
         known = ", ".join(key for key, _ in _FORMATS.values())
-        raise _MalformedError("of no known format", f"none of the keys {known}")
+        raise _MalformedError("unknown format", f"none of the keys {known}")
     if len(found) > 1:
         keys = " and ".join(found.values())
-        raise _MalformedError("of several formats", f"it has {keys}; state the source's format")
+        raise _MalformedError("ambiguous format", f"it has {keys}; set the source's format")
     return next(iter(found))
 
 
@@ -68,12 +68,12 @@ def _alpaca(place: str, row: dict[str, Any]) -> Chat:
     task, answer = _string(row, "instruction"), _string(row, "output")
     material = row.pop("input", "")
     if not isinstance(material, str):
-        raise _MalformedError("input is no string", f"but a {type(material).__name__}")
+        raise _MalformedError("input is not a string", f"it is a {type(material).__name__}")
     if material.strip():
         task = f"{task}\n\n{material}"
     earlier = row.pop("history", [])
     if not isinstance(earlier, list) or not all(_is_pair(pair) for pair in earlier):
-        raise _MalformedError("history is no list of pairs of strings")
+        raise _MalformedError("history is not a list of pairs of strings")
     turns = [
         {"role": role, "content": said}
         for pair in [*earlier, [task, answer]]
@@ -88,11 +88,11 @@ def _text(place: str, row: dict[str, Any]) -> Text:
 
 def _tokens(place: str, row: dict[str, Any]) -> Tokens:
     ids, mask = row.pop("input_ids", None), row.pop("loss_mask", None)
-    # Not isinstance: a bool is no token.
+    # `isinstance` would accept bools.
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
-        raise _MalformedError("input_ids is no list of whole numbers")
+        raise _MalformedError("input_ids is not a list of integers")
     if not isinstance(mask, list) or not all(isinstance(x, int) and x in (0, 1) for x in mask):
-        raise _MalformedError("loss_mask is no list of 0 and 1")
+        raise _MalformedError("loss_mask is not a list of 0 and 1")
     if len(ids) != len(mask):
         detail = f"{len(ids)} and {len(mask)} values"
         raise _MalformedError("input_ids and loss_mask differ in length", detail)
@@ -103,7 +103,7 @@ def _tokens(place: str, row: dict[str, Any]) -> Tokens:
     return Tokens(place, ids, [int(value) for value in mask], rewritten)
 
 
-# The key that a record of each format must have, and what takes its fields out of the row.
+# Required key of each format, and the function that removes its fields from the row.
 _FORMATS: dict[Format, tuple[str, Callable[[str, dict[str, Any]], Record]]] = {
     "messages": ("messages", _messages),
     "conversations": ("conversations", _conversations),
@@ -114,14 +114,14 @@ _FORMATS: dict[Format, tuple[str, Callable[[str, dict[str, Any]], Record]]] = {
 
 
 def _chat(place: str, row: dict[str, Any], key: str) -> Chat:
-    """The conversation under that key; a record's own system text comes first.
+    """Parse the conversation under `key`; the record's `system` text becomes the first turn.
 
-    Turns have role and content, or from and value. What else a turn of the first kind states is
-    left to the chat template, but OpenAI's weight: 0 is an answer without loss.
+    Turns have role and content, or from and value. Other fields of turns with a role are passed to
+    the chat template, except OpenAI's weight: 0 marks an answer without loss.
     """
     turns, unread = row.pop(key), dict[str, None]()
     if not isinstance(turns, list) or not turns:
-        raise _MalformedError(f"{key} is no list of turns")
+        raise _MalformedError(f"{key} is not a list of turns")
     weights, read = [], list[Turn]()
     for turn in turns:
         rest = {name: value for name, value in _object(turn).items() if value is not None}
@@ -130,10 +130,10 @@ def _chat(place: str, row: dict[str, Any], key: str) -> Chat:
         if not isinstance(role, str):
             raise _MalformedError(_NO_TURN)
         if speaker == "from" and role not in _SPEAKERS:
-            detail = f"{role!r} is none of {', '.join(_SPEAKERS)}"
-            raise _MalformedError("a turn is from nobody known", detail)
+            detail = f"{role!r} is not one of {', '.join(_SPEAKERS)}"
+            raise _MalformedError("a turn has an unknown speaker", detail)
         if not isinstance(content, str):
-            raise _MalformedError(f"a turn's {said} is no string", f"the turn of {role!r}")
+            raise _MalformedError(f"a turn's {said} is not a string", f"the turn of {role!r}")
         weights.append(rest.pop("weight", None))
         read.append({"role": _SPEAKERS.get(role, role), "content": content})
         if speaker == "role":
@@ -149,7 +149,7 @@ def _chat(place: str, row: dict[str, Any], key: str) -> Chat:
     return _check_chat(Chat(place, [*before, *read], tuple(unread), frozenset(without_loss)))
 
 
-_NO_TURN = "a turn is no object with role and content, or from and value"
+_NO_TURN = "a turn is not an object with role and content, or from and value"
 
 
 def _object(turn: Any) -> dict[str, Any]:
@@ -163,28 +163,28 @@ def _is_pair(value: Any) -> bool:
 
 
 def _carries_loss(turn: Turn, weight: Any) -> bool:
-    """Whether an answer's weight is not 0; others carry no loss and may not ask for any."""
+    """Whether a turn's weight lets it carry loss; only assistant turns may have weight 1."""
     is_answer = turn["role"] == "assistant"
-    # Not isinstance: true is no weight.
+    # `isinstance` would accept bools.
     if weight is not None and (type(weight) not in (int, float) or weight not in (0, 1)):
-        raise _MalformedError("a turn's weight is neither 0 nor 1", f"but {weight!r}")
+        raise _MalformedError("a turn's weight is neither 0 nor 1", f"it is {weight!r}")
     if weight == 1 and not is_answer:
-        detail = f"the turn of {turn['role']!r}; the assistant's alone carry loss"
+        detail = f"the turn of {turn['role']!r}; only assistant turns carry loss"
         raise _MalformedError("a turn's weight is 1", detail)
     return not (is_answer and weight == 0)
 
 
 def _system(row: dict[str, Any], turns: list[Turn]) -> list[Turn]:
-    """The turn of a record's own system text, unless it is blank or the turns begin with it."""
+    """The record's `system` text as a turn, unless it is blank or already the first turn."""
     text = row.pop("system", "")
     if not isinstance(text, str):
-        raise _MalformedError("system is no string", f"but a {type(text).__name__}")
+        raise _MalformedError("system is not a string", f"it is a {type(text).__name__}")
     if not text.strip():
         return []
     if turns[0]["role"] != "system":
         return [{"role": "system", "content": text}]
     if turns[0]["content"] != text:
-        raise _MalformedError("two system texts", "the record's own and a turn's differ")
+        raise _MalformedError("two system texts", "the record's and the first turn's differ")
     return []
 
 
@@ -205,10 +205,10 @@ def _check_chat(chat: Chat) -> Chat:
 
 
 def _string(row: dict[str, Any], key: str) -> str:
-    """A string that is not blank and is Unicode."""
+    """Remove and return a string field; it must not be blank and must be valid Unicode."""
     text = row.pop(key, None)
     if not isinstance(text, str):
-        raise _MalformedError(f"{key} is no string", f"but a {type(text).__name__}")
+        raise _MalformedError(f"{key} is not a string", f"it is a {type(text).__name__}")
     if not text.strip():
         raise _MalformedError(f"{key} is blank")
     _require_unicode(text, key)
@@ -216,7 +216,7 @@ def _string(row: dict[str, Any], key: str) -> str:
 
 
 def _require_unicode(text: str, key: str) -> None:
-    # JSON can hold half of a surrogate pair, which no tokenizer takes.
+    # JSON can contain lone surrogates, which tokenizers refuse.
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""A report on the sources: a table for the screen, and a file with all skips."""
+"""A report on the sources: a table for the terminal, and a JSON file with all skips."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,18 @@ from .documents import SourceDocuments
 from .rows import Rows, Sources
 from .types import count_reasons, count_unread, describe_skips, describe_unread
 
-# A smaller share of tokens that carry loss is worth a warning.
+# Warn below this share of tokens that carry loss.
 _LITTLE = 0.1
-# A note on each of these counts of a source that is not 0.
+# Notes that are printed for nonzero counts of a source.
 _NOTES = {
-    "answers_not_learnt": "answers with a token across their edge, which carry no loss",
+    "answers_not_learnt": "answers with a token across their boundary, which carry no loss",
     "cut": "records longer than a row, cut into pieces",
     "unused_pieces": "pieces without a token that carries loss, left out",
 }
 
 
 def print_report(loaded: Sources, console: Console) -> None:
-    """A row of counts for every source, then what was skipped, cut or left unused."""
+    """Print a row of counts for every source, then notes on skipped, cut and unused data."""
     table, notes = Table(), []
     for column in ("source", "records", "skipped", "tokens", "carry loss", "rows", "weight"):
         table.add_column(column, justify="left" if column == "source" else "right", overflow="fold")
@@ -36,14 +36,14 @@ def print_report(loaded: Sources, console: Console) -> None:
         if source.skips:
             notes.append(f"{source.name}: skipped {describe_skips(source.skips)}")
         if unread := describe_unread(source.documents):
-            notes.append(f"{source.name}: fields that nothing reads, with their records: {unread}")
+            notes.append(f"{source.name}: unused fields, with the number of records: {unread}")
         for name, note in _NOTES.items():
             if counts[name]:
                 notes.append(f"{source.name}: {note}: {counts[name]}")
     if learnt < _LITTLE * total:
         notes.append(
             f"warning: {learnt:,} of {total:,} tokens ({learnt / total:.1%}) carry loss, and a "
-            "drafter learns from those alone: it needs more or longer answers."
+            "drafter learns only from these; use data with more or longer answers."
         )
     console.print(table)
     for note in notes:
@@ -51,7 +51,7 @@ def print_report(loaded: Sources, console: Console) -> None:
 
 
 def describe_passes(loaded: Sources, steps: int, rows: int) -> str:
-    """A sentence on how often so many steps, of so many rows each, read every source."""
+    """A sentence on how often `steps` steps of `rows` rows each read every source."""
     total = sum(source.weight for source, _ in loaded)
     times = ", ".join(
         f"{source.name if len(loaded) > 1 else 'the data'} "
@@ -62,7 +62,7 @@ def describe_passes(loaded: Sources, steps: int, rows: int) -> str:
 
 
 def write_report(loaded: Sources, path: Path) -> None:
-    """The counts and every skip, as JSON."""
+    """Write the counts and every skipped record as JSON."""
     report = [
         {
             "source": source.name,
@@ -91,5 +91,5 @@ def _counts(source: SourceDocuments, rows: Rows) -> dict[str, int]:
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print a line as it is: without markup, which file names may look like, and unwrapped."""
+    """Print a line verbatim, unwrapped and without rich markup, which file names may contain."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)

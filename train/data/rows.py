@@ -1,4 +1,4 @@
-"""Documents of any length become rows of equal length."""
+"""Rows of equal length, made of documents of any length."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +16,11 @@ from .types import Document, Skip, Windows
 class Rows(NamedTuple):
     """The rows of a source, at least one.
 
-    `cut` of its documents were longer than a row and take several. `unused` pieces are left out:
-    no token after their first two carries loss.
+    Attributes:
+      windows: the rows.
+      cut: number of documents that are longer than a row and were cut into pieces.
+      unused: number of pieces that are left out because no token after their first two carries
+        loss.
     """
 
     windows: Windows
@@ -25,7 +28,7 @@ class Rows(NamedTuple):
     unused: int
 
 
-# Every source and its rows.
+# Each source with its rows.
 Sources = Sequence[tuple[SourceDocuments, Rows]]
 
 
@@ -33,8 +36,8 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
     """Cut the documents into rows of `data.sequence_length` tokens, and pack them if that is set.
 
     Raises:
-      InputError: a document is longer than that, and `data.long_records` refuses it; or no token
-        after the first two of a piece carries loss.
+      InputError: a document is longer and `data.long_records` refuses it, or no piece has a token
+        that carries loss after its first two.
     """
     length = settings.sequence_length
     long = [document for document in source.documents if len(document.tokens) > length]
@@ -43,15 +46,15 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
         raise InputError(
             f"{source.name}: {len(long)} of {len(source.documents)} records are longer than "
             f"data.sequence_length={length}, the longest {longest.place} with "
-            f"{len(longest.tokens)} tokens; raise it, or set data.long_records=cut."
+            f"{len(longest.tokens)} tokens; raise the limit, or set data.long_records=cut."
         )
     pieces = [piece for document in source.documents for piece in split(document, length)]
-    # The first drafted token is two after that of the hidden state.
+    # The first drafted token is two positions after that of the hidden state.
     useful = [piece for piece in pieces if piece.loss_mask[2:].any()]
     if not useful:
         raise InputError(
-            f"{source.name} holds nothing to train on: none of its {len(source.documents)} records "
-            "has a token that carries loss after its first two. Give it other data or leave it out."
+            f"{source.name} has nothing to train on: none of its {len(source.documents)} records "
+            "has a token that carries loss after its first two. Change its data or leave it out."
         )
     rows = [[piece] for piece in useful]
     if settings.pack:
@@ -61,28 +64,29 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
 
 
 def cut(records: Iterable[Document | Skip], end_token: int, length: int) -> Windows:
-    """All tokens of all documents in rows of `length`, each row of one document."""
+    """Cut all documents into rows of `length` tokens, one document per row."""
     documents = [record for record in records if isinstance(record, Document)]
     rows = [[piece] for document in documents for piece in split(document, length)]
     return join(rows, end_token, length)
 
 
 def split(document: Document, length: int) -> Iterator[Document]:
-    """The document in pieces of `length` tokens, the last of them shorter."""
+    """Split a document into pieces of `length` tokens; the last one may be shorter."""
     for start in range(0, len(document.tokens), length):
         part = slice(start, start + length)
         yield document._replace(tokens=document.tokens[part], loss_mask=document.loss_mask[part])
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Groups of pieces, by index, that fit into `length`: few groups, and deterministic.
+    """Pack pieces, given by size, into few groups that fit into `length`; returns their indices.
 
-    Best fit decreasing: each piece, the longest first, goes where the least room is left that
-    suffices. This takes at most 11/9 of the optimal number of groups, and a few (Johnson, 1974).
+    Best-fit decreasing, deterministic: each piece, the longest first, goes into the group with the
+    least sufficient room. This takes at most 11/9 of the optimal number of groups, plus a constant
+    (Johnson, 1974).
     """
     groups: list[list[int]] = []
     with_room: dict[int, list[int]] = defaultdict(list)
-    # The number of groups by room left, to find the least that suffices at once.
+    # Number of groups by remaining room, to find the least sufficient room without a search.
     counts = np.zeros(length + 1, int)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         size = sizes[index]
@@ -101,7 +105,7 @@ def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
 
 
 def join(rows: Sequence[Sequence[Document]], end_token: int, length: int) -> Windows:
-    """Arrays of rows: each has its pieces and then padding, end tokens without loss."""
+    """Build the arrays of rows: the pieces of each row, padded with end tokens without loss."""
     tokens = np.full((len(rows), length), end_token, np.int32)
     loss_mask = np.zeros((len(rows), length), bool)
     segments = np.zeros((len(rows), length), np.int32)

@@ -1,4 +1,4 @@
-"""Settings of training data: the sources, and what is done with their records."""
+"""Settings of training data: the sources, and how their records are processed."""
 
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -24,20 +24,20 @@ _OF_KIND = {
 
 
 class SourceSettings(Settings):
-    """One place that training data comes from: a `folder`, `files` or a `hub` dataset.
+    """A source of training data: a `folder`, `files` or a `hub` dataset.
 
-    `folder` holds text files, each a document; it is a path, or `python:stdlib` for the standard
-    library of the running Python. Globs are relative to it; a file is training data if it matches
-    `include` and neither `exclude` nor `held_out`. In `include` `*` stays within a folder, in the
-    other two it crosses folders: `json/*` is everything below `json`. `**/` is any number of
-    folders, none too.
+    `folder` is a folder of text files, one document per file: a path, or `python:stdlib` for the
+    standard library of the running Python. Globs are relative to the folder. A file is training
+    data if it matches `include` and neither `exclude` nor `held_out`. In `include`, `*` matches
+    within one folder; in `exclude` and `held_out` it crosses folders, so `json/*` matches
+    everything below `json`. `**/` matches any number of folders, including none.
 
-    `files` hold records: paths or globs of `.jsonl`, `.json` (a list) or `.parquet`, the first two
-    also as `.gz`. `hub` is a dataset's id, of which `split` is read. `format` says what the records
-    are where they have the keys of several; `full_masks: allow` takes a source whose masks leave
-    nothing out.
+    `files` are paths or globs of files with records: `.jsonl`, `.json` (a list) or `.parquet`, the
+    first two also as `.gz`. `hub` is the id of a dataset, whose `split` is read. `format` sets the
+    format of records whose keys fit several formats. `full_masks: allow` accepts a source in which
+    every mask counts every token.
 
-    `weight` is the source's part of the rows, relative to the other sources' weights.
+    `weight` is the source's share of the rows, relative to the weights of the other sources.
     """
 
     folder: str | None = None
@@ -55,7 +55,7 @@ class SourceSettings(Settings):
 
     @property
     def title(self) -> str:
-        """The name that people know it by: the folder, the first of the files or the dataset."""
+        """Display name: the folder, the first of the files, or the dataset."""
         if self.files is not None:
             more = len(self.files) - 1
             return self.files[0] + (f" and {more} more" if more else "")
@@ -68,11 +68,11 @@ class SourceSettings(Settings):
             path = PurePosixPath(glob)
             if not path.parts or path.is_absolute() or ".." in path.parts:
                 raise ValueError(
-                    f"{glob!r} is no glob below the folder; write one such as 'package/*.py'"
+                    f"{glob!r} is not a glob relative to the folder; use one like 'package/*.py'"
                 )
             if any("**" in part and part != "**" for part in path.parts):
-                raise ValueError(f"{glob!r} has '**' beside other letters; write '**/' or '*'")
-        # Plain, so that ./json/* and json//* mean json/* however they are matched.
+                raise ValueError(f"{glob!r} has '**' within a name; use '**/' or '*'")
+        # Normalize, so that ./json/* and json//* mean json/* in every matcher.
         return [str(PurePosixPath(glob)) for glob in globs]
 
     @model_validator(mode="after")
@@ -80,12 +80,12 @@ class SourceSettings(Settings):
         given = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"a source has one of folder, files and hub, and this one {' and '.join(given)}"
+                f"a source takes one of folder, files and hub, not {' and '.join(given)}"
                 if given
                 else "a source needs one of folder, files and hub"
             )
         for name in sorted(self.model_fields_set & _OF_KIND.keys()):
-            # As --print-config writes a default it is no statement.
+            # A default, as --print-config writes it, does not count as set.
             stated = getattr(self, name) != type(self).model_fields[name].default
             if stated and given[0] not in _OF_KIND[name]:
                 raise ValueError(f"{name} belongs to {' or '.join(_OF_KIND[name])}, not {given[0]}")
@@ -93,18 +93,18 @@ class SourceSettings(Settings):
 
 
 class DataSettings(Settings):
-    """The sources, and how their records become rows of `sequence_length` tokens.
+    """Sources of training data, and how their records become rows of `sequence_length` tokens.
 
-    `chat_template` renders conversations: the tokenizer's own, a file of Jinja, or a built-in:
-    chatml, gemma, llama2, llama3, mistral, mistral_v0.1, vicuna_v1.1, zephyr.
-    `template_arguments` are handed to the template, such as `enable_thinking: false`.
-    `train_turns` says which of the assistant's turns carry loss; `last` also ends the conversation
-    there.
+    `chat_template` renders conversations: "tokenizer" for the tokenizer's template, the path of a
+    Jinja file, or a built-in: chatml, gemma, llama2, llama3, mistral, mistral_v0.1, vicuna_v1.1,
+    zephyr. `template_arguments` are passed to the template, such as `enable_thinking: false`.
+    `train_turns` selects the assistant turns that carry loss; `last` also ends the conversation at
+    that turn.
 
     `long_records` are cut into pieces of `sequence_length`, or refused. `pack` puts several
-    documents into a row where they fit; none of them sees another. A record that cannot be used is
-    left out, counted and listed, and where they are more than half of a source the run stops; with
-    `skips: allow` it goes on, with `skips: refuse` it stops at any.
+    documents into one row if they fit; documents do not attend to each other. A record that cannot
+    be used is skipped, counted and listed, and the run stops if more than half of a source is
+    skipped. With `skips: allow` it continues, with `skips: refuse` it stops at any skip.
     """
 
     sources: list[SourceSettings] = Field(min_length=1)
@@ -121,11 +121,11 @@ class DataSettings(Settings):
     def _read_arguments(self) -> "DataSettings":
         if self.template_arguments and self.chat_template in FORMATS:
             raise ValueError(
-                f"template_arguments are for templates in Jinja, not {self.chat_template}; "
+                f"template_arguments are for Jinja templates, not {self.chat_template}; "
                 "leave them out"
             )
         return self
 
     def name(self, index: int) -> str:
-        """What messages call the source of this number, which is its place in `sources`."""
+        """Name of the source at this index of `sources`, for messages."""
         return f"data.sources.{index} ({self.sources[index].title})"

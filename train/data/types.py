@@ -1,4 +1,4 @@
-"""Values that the steps pass on: a raw record, a record, a document, a skip."""
+"""Types of the data pipeline: raw records, records, documents, skips and rows."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ Format = Literal["messages", "conversations", "alpaca", "text", "tokens"]
 
 
 class Raw(NamedTuple):
-    """A record as its file holds it; `place` is file and line, for messages."""
+    """A record as read from its file; `place` is file and line, for messages."""
 
     place: str
     value: Any
 
 
 class Skip(NamedTuple):
-    """A record that is left out: where it is, the kind of fault, the fault itself."""
+    """A record that is left out: its place, the kind of fault, and its detail."""
 
     place: str
     reason: str
@@ -29,7 +29,7 @@ class Skip(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Plain text: all of it carries loss. `unread` are fields of the record that nothing reads."""
+    """A plain text, all of which carries loss; `unread` are unused fields of the record."""
 
     place: str
     text: str
@@ -37,9 +37,10 @@ class Text(NamedTuple):
 
 
 class Chat(NamedTuple):
-    """A conversation: the assistant's turns carry loss, but those whose `weight` is 0.
+    """A conversation; assistant turns carry loss, except those with weight 0.
 
-    Those are `without_loss`, by index; `unread` are fields of the record that nothing reads.
+    `without_loss` holds the indices of turns with weight 0; `unread` are unused fields of the
+    record.
     """
 
     place: str
@@ -49,10 +50,10 @@ class Chat(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Token ids, and a mask of 0 and 1 of the same length: which of them carry loss.
+    """Token ids and their loss mask of 0 and 1, of equal length.
 
-    `is_chat` is True of a conversation that `train regenerate` wrote; `unread` are fields of the
-    record that nothing reads.
+    `is_chat` is True for conversations that `train regenerate` wrote; `unread` are unused fields of
+    the record.
     """
 
     place: str
@@ -66,16 +67,16 @@ Record = Text | Chat | Tokens
 
 
 class Document(NamedTuple):
-    """A record in the target's tokens, of any length: nothing is cut or padded yet.
+    """A record in the target's tokens, before it is cut or padded to rows.
 
     Attributes:
       place: file and line.
-      kind: the kind of record it was.
+      kind: kind of the record.
       tokens: token ids.
-      loss_mask: True where predicting the token counts.
-      left_out: answers that carry no loss, because a token runs across their edge.
-      is_chat: whether a chat template wrote it, here or before.
-      unread: fields of the record that nothing has read, the chat template included.
+      loss_mask: True for tokens whose prediction carries loss.
+      left_out: number of answers without loss because a token spans their boundary.
+      is_chat: whether the document is a rendered conversation.
+      unread: fields of the record that neither this code nor the chat template reads.
     """
 
     place: str
@@ -91,9 +92,9 @@ class Windows(NamedTuple):
     """Rows of one length T.
 
     Attributes:
-      tokens: token ids, padded at the end of a row with the end token.
-      loss_mask: True where predicting the token counts.
-      segments: number of the document within the row, from 1 on; 0 where there is padding.
+      tokens: token ids, padded at the end with the end token.
+      loss_mask: True for tokens whose prediction carries loss.
+      segments: number of the document within the row, from 1; 0 at padding.
     """
 
     tokens: Int[np.ndarray, "n T"]
@@ -102,7 +103,7 @@ class Windows(NamedTuple):
 
 
 def count_reasons(skips: Sequence[Skip]) -> dict[str, int]:
-    """How many records each reason left out, the most frequent first."""
+    """Number of records left out for each reason, the most frequent first."""
     return dict(Counter(skip.reason for skip in skips).most_common())
 
 
@@ -116,13 +117,13 @@ def describe_skips(skips: Sequence[Skip]) -> str:
 
 
 def count_unread(records: Iterable[Document | Record | Skip]) -> dict[str, int]:
-    """How many records have each field that nothing reads, the most frequent first."""
+    """Number of records with each unused field, the most frequent first."""
     unread = (() if isinstance(record, Skip) else record.unread for record in records)
     return dict(Counter(chain.from_iterable(unread)).most_common())
 
 
 def describe_unread(records: Iterable[Document | Record | Skip]) -> str:
-    """One line: every field that nothing reads, with its count; empty without any."""
+    """One line: every unused field with its count; empty if there are none."""
     return ", ".join(f"{name} ({count})" for name, count in count_unread(records).items())
 
 

@@ -1,1 +1,1 @@
-"""From a checkpoint and nothing else to a draft head and its report."""
+"""`redrafter fit`: train and measure a draft head for a target, without other data."""

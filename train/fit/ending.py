@@ -1,4 +1,4 @@
-"""The end of a fit: its report's measurements, the table beside the head, and the verdict."""
+"""The end of a fit: the trees to report, the head's tree table, and the verdict."""
 
 import json
 import math
@@ -16,16 +16,16 @@ from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
 from .plan import FitPlan
 
 SAMPLINGS: list[dict[str, float]] = [{"temperature": 0.0}, {"temperature": 0.7}]
-# What a doubling of the data adds to the acceptance length of a small head: SmolLM2's had 1.22
-# after 61 thousand positions and 1.82 after 11 million.
+# Gain in acceptance length of a small head per doubling of the data: SmolLM2's had 1.22 after 61
+# thousand positions and 1.82 after 11 million.
 _PER_DOUBLING = 0.08
 _DAY = 24 * 60
 
 
 def finalists(folder: Path) -> dict[str, dict[str, Any]]:
-    """The tree that the tuner chose for each temperature, by name.
+    """The tree that the tuner chose for each temperature, by method name.
 
-    Where it chose the baseline it is the fastest of the head's.
+    If the tuner chose the baseline, this is the fastest measured tree of the head.
     """
     rows = json.loads((folder / "tune" / "tune.json").read_text())["rows"]
     names = [one.name for one in fields(TreeConfig)]
@@ -41,11 +41,11 @@ def finalists(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def obey_report(folder: Path) -> None:
-    """Make the table beside the head say what the report measured, at batch size 1.
+    """Update the head's tree table at batch size 1 with the speedups of the report.
 
-    A tree that is slower than the baseline there gives way to it; one that the report does not have
-    stays. A temperature for which the tuner had no time gets the tree that would be taken there, if
-    that pays.
+    A tree that the report measured as slower than the baseline is replaced by the baseline; trees
+    that are not in the report are kept. A temperature that the tuner did not reach gets an entry
+    with the nearest tree, or with the baseline if that tree is slower.
     """
     drafter = _drafter(folder)
     table = find_tree_table(drafter)
@@ -70,9 +70,9 @@ def obey_report(folder: Path) -> None:
 
 
 def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
-    """At which temperatures the head pays for one prompt, and what was found.
+    """The temperatures at which the head is faster for one prompt, and a sentence on the result.
 
-    There the table has a tree, and the report's texts tell something of the head.
+    At these temperatures the table has a tree, and the report has enough data for a verdict.
     """
     report = _report(folder)
     table = find_tree_table(_drafter(folder))
@@ -114,9 +114,10 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
 
 
 def minutes_to_pay(minutes: float, length: float, speedup: float) -> float:
-    """Minutes of a fit after which the head may pay, if data goes on to add what it usually adds.
+    """Estimated minutes of a fit after which the head is faster than the baseline.
 
-    `length` is the acceptance length, with which this head has the `speedup`.
+    Extrapolates the usual gain per doubling of the data from this fit's `minutes`, the head's
+    acceptance length `length`, and its `speedup`.
     """
     missing = 1.05 * length / speedup - length
     return minutes * 2 ** max(missing / _PER_DOUBLING, 1.0)
@@ -131,7 +132,7 @@ def _report(folder: Path) -> dict[str, Any]:
 
 
 def _ways(case: dict[str, Any]) -> list[MeasuredWay]:
-    """The trees that the report measured, as they did at one temperature."""
+    """The measurements of each tree of the report at one temperature."""
     ways = []
     for name, way in case["ways"].items():
         if way["tree"] is None:
@@ -146,7 +147,7 @@ def _ways(case: dict[str, Any]) -> list[MeasuredWay]:
 
 
 def _without_head(found: Verdict, length: float, minutes: float) -> str:
-    """Advice where a head of this acceptance length does not pay."""
+    """Advice for a head that is slower than the baseline."""
     if not found.way.median:
         return f"decode without the head, or fit again with --minutes {2 * minutes:g}"
     needed = minutes_to_pay(minutes, length, found.way.median)

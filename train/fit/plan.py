@@ -1,7 +1,7 @@
-"""How the time of a fit is divided, and divided again when a stage took longer than expected.
+"""The time plan of a fit, adjusted after each stage to the time that is left.
 
-The plan in force is a file. Whatever the clock decides (how many tokens are written, how many steps
-train) is written down before it is followed, so that a killed run goes on to the same head.
+The current plan is a file. Sizes that depend on the clock (numbers of written tokens and of
+training steps) are saved before they are used, so that a killed run resumes to the same head.
 """
 
 import math
@@ -20,36 +20,37 @@ from .probe import Rates
 Stage = Literal["write", "read", "train", "tune", "measure"]
 STAGES: tuple[Stage, ...] = ("write", "read", "train", "tune", "measure")
 
-# Passes over the target's own words: planned, and at most where time is left. With fewer a head
+# Epochs over the written tokens: planned, and at most if time is left. With fewer epochs a head
 # learns less from the same tokens.
 EPOCHS, _MOST_EPOCHS = 4, 8
-# With fewer tokens a head learns hardly more than its initial head knows.
+# With fewer tokens a head hardly improves on its initialization.
 _FEWEST_TOKENS, _FEWEST_STEPS = 4096, 8
-# Of the time for the two last stages: at least so much, and the tuner's part of it.
+# Minimum share of the time for the last two stages, and the tuner's share of that.
 _ENDING, _TUNING = 0.25, 0.6
-# Prompts that the finished head is measured with: as `verdict.FEWEST_TEXTS` at least, and one for
-# each so many written tokens, so that few of them are held out. The tuner has half as many more.
+# Number of prompts for measuring the head: at least `verdict.FEWEST_TEXTS`, and one per
+# `_TOKENS_PER_PROMPT` written tokens, so that few tokens are held out. The tuner gets half as many
+# additional prompts.
 _FEWEST_PROMPTS, _MOST_PROMPTS, _TOKENS_PER_PROMPT = 8, 24, 2048
-# New tokens of a prompt that is measured, at least.
+# Minimum number of new tokens per measured prompt.
 _FEWEST_NEW_TOKENS = 24
-# Runs of each prompt: the baseline and a tree, at two temperatures; the first two compile.
+# Runs per prompt: the baseline and a tree, at two temperatures; the first two compile.
 _RUNS = 5
-# Trees that the tuner should have time to compile.
+# Number of trees that the tuner should have time to compile.
 _TREES = 4
-# To load the target or to compile one program, of what all of the probe's took.
+# Share of the probe's starting time that loading the target or compiling one program takes.
 _PART = 1 / 6
-# Answers are so short that rows decode one after the other so many times, not all of them once.
+# Answers are limited so that each slot decodes about `_WAVES` of them in sequence, not just one.
 _WAVES, _SHORTEST_ANSWER = 8, 128
-# Tokens of a question, which the target writes too and which carry no loss; and of what it reads
-# before it writes question and answer.
+# Tokens of a question, which the target writes too and which carry no loss; and tokens that it
+# reads to write question and answer.
 _QUESTION, _READ = 48, 64
-# A training run begins anew with fewer steps where it would be late by more than this share, and
-# not within its first steps.
+# A training run restarts with fewer steps if it would be late by more than this share, but not
+# within its first steps.
 _LATE, _TIMED_STEPS = 0.1, 5
 
 
 class FitRequest(NamedTuple):
-    """The request for a fit: a target, the dtype of its parameters, and the minutes to take."""
+    """A request for a fit: the target, the dtype of its parameters, and the time in minutes."""
 
     target: str
     target_dtype: Dtype
@@ -57,20 +58,21 @@ class FitRequest(NamedTuple):
 
 
 class FitPlan(Settings):
-    """The sizes in force.
+    """The current time plan of a fit.
 
     Attributes:
-      asked: the request that it is for.
-      rates: the device's rates, as the probe or the stages measured them.
+      asked: the request.
+      rates: throughput of the device, measured by the probe.
       rows: number of rows that the target writes together.
-      answer_tokens: limit of a written answer.
-      tokens: number of tokens with loss for the target to write; afterwards, that it wrote.
-      ending: seconds that are kept for the tuner and the report.
-      prompts: number of texts held out to measure the head; the tuner has half as many more.
-      new_tokens: new tokens for each prompt when the head is measured.
-      steps: steps of training; None before the texts are read.
+      answer_tokens: maximum number of tokens of a written answer.
+      tokens: number of tokens with loss that the target writes, or has written.
+      ending: seconds reserved for the tuner and the report.
+      prompts: number of held-out texts for measuring the head; the tuner gets half as many
+        additional ones.
+      new_tokens: number of new tokens per prompt when the head is measured.
+      steps: number of training steps; None before the texts are read.
       spent: seconds that all runs of this fit have taken.
-      done: the stages that have ended.
+      done: the finished stages.
     """
 
     asked: FitRequest
@@ -87,16 +89,16 @@ class FitPlan(Settings):
 
     @property
     def left(self) -> float:
-        """How many seconds of the given minutes are left; negative when they are over."""
+        """Seconds that are left of the given minutes; negative if the fit is late."""
         return 60 * self.asked.minutes - self.spent
 
     @property
     def measuring(self) -> float:
-        """Seconds that the last stage takes."""
+        """Expected seconds of the last stage."""
         return measuring_seconds(self.rates, self.prompts, self.new_tokens)
 
     def expected(self, step_tokens: int) -> dict[Stage, float]:
-        """Seconds that each stage which is not done will take; `step_tokens` are read in a step."""
+        """Expected seconds of each unfinished stage; a training step reads `step_tokens` tokens."""
         positions = EPOCHS * self.tokens if self.steps is None else self.steps * step_tokens
         seconds: dict[Stage, float] = {
             "write": self.tokens * _per_written(self.rates, self.answer_tokens),
@@ -109,37 +111,37 @@ class FitPlan(Settings):
 
 
 def measuring_seconds(rates: Rates, prompts: int, new_tokens: int) -> float:
-    """Seconds to measure with so many prompts: to load, to compile two methods, and to decode."""
+    """Seconds of the report: loading, compiling two methods, and decoding the prompts."""
     return 3 * _PART * rates.starting + _RUNS * prompts * new_tokens / rates.alone
 
 
 def _tuning_seconds(rates: Rates, new_tokens: int) -> float:
-    """Seconds in which the tuner measures a few trees: to compile each, and four turns of each."""
+    """Seconds of tuning a few trees: compiling each tree, and four turns with it."""
     per_tree = _PART * rates.starting + 2 * 4 * new_tokens / rates.alone
     return _PART * rates.starting + _TREES * per_tree
 
 
 def _per_written(rates: Rates, answer: int) -> float:
-    """Seconds to write a token that carries loss, in answers of so many tokens."""
+    """Seconds to write a token that carries loss, in answers of `answer` tokens."""
     return (1 + _QUESTION / answer) / rates.written + _READ / answer / rates.read
 
 
 def _per_learned(rates: Rates) -> float:
-    """Seconds to learn a written token."""
+    """Seconds to read a written token and train on it."""
     return 1 / rates.read + EPOCHS / rates.trained
 
 
 def is_enough(plan: FitPlan, used: float, tokens: int) -> bool:
-    """Whether so many written tokens take all the time that is left to learn them.
+    """Whether reading and training on `tokens` written tokens takes all the remaining time.
 
-    `used` seconds of the fit are over.
+    `used` is the time that the fit has taken, in seconds.
     """
     left = 60 * plan.asked.minutes - used - plan.ending - 2 * _PART * plan.rates.starting
     return tokens * _per_learned(plan.rates) >= left
 
 
 def _ending(rates: Rates, seconds: float) -> float:
-    """How many of the seconds are kept for the tuner and the report."""
+    """Seconds reserved for the tuner and the report, out of `seconds`."""
     least = _tuning_seconds(rates, _FEWEST_NEW_TOKENS) + measuring_seconds(
         rates, _FEWEST_PROMPTS, _FEWEST_NEW_TOKENS
     )
@@ -149,10 +151,15 @@ def _ending(rates: Rates, seconds: float) -> float:
 def make_plan(
     asked: FitRequest, spent: float, rows: int, rates: Rates, new_tokens: int, row_tokens: int
 ) -> FitPlan:
-    """Divide the time: every token is written once, read once and trained on `EPOCHS` times.
+    """Plan a fit: every token is written once, read once and trained on `EPOCHS` times.
 
-    `spent` seconds are over. The head is measured on `new_tokens` of each prompt or fewer, and a
-    row of training data has `row_tokens`.
+    Args:
+      asked: the request.
+      spent: seconds that the fit has taken so far.
+      rows: number of rows that the target writes together.
+      rates: throughput of the device.
+      new_tokens: maximum number of new tokens per prompt when the head is measured.
+      row_tokens: length of a row of training data.
 
     Raises:
       InputError: there is time for too few tokens.
@@ -160,7 +167,7 @@ def make_plan(
     per_token = _per_written(rates, _SHORTEST_ANSWER) + _per_learned(rates)
 
     def tokens_in(minutes: float) -> int:
-        """The tokens for which there is time."""
+        """Number of tokens that fit into so many minutes."""
         seconds = 60 * minutes - spent
         return int((seconds - 3 * _PART * rates.starting - _ending(rates, seconds)) / per_token)
 
@@ -171,7 +178,7 @@ def make_plan(
             enough += 1
         raise InputError(
             f"In {asked.minutes:g} minutes this device writes and learns {max(tokens, 0)} tokens, "
-            f"and a head needs {_FEWEST_TOKENS} at the least; give --minutes {enough:g} or more."
+            f"but a head needs at least {_FEWEST_TOKENS}; give --minutes {enough:g} or more."
         )
     prompts = min(max(tokens // _TOKENS_PER_PROMPT, _FEWEST_PROMPTS), _MOST_PROMPTS)
     plan = FitPlan(
@@ -189,7 +196,7 @@ def make_plan(
 
 
 def _shorten_measuring(plan: FitPlan, seconds: float) -> FitPlan:
-    """The plan with as many prompts and new tokens as so many seconds allow, or the fewest."""
+    """Reduce new tokens and prompts until measuring fits into `seconds`, or both are minimal."""
     for name, fewest in (("new_tokens", _FEWEST_NEW_TOKENS), ("prompts", _FEWEST_PROMPTS)):
         while plan.measuring > seconds and getattr(plan, name) > fewest:
             fewer = max(fewest, int(0.9 * getattr(plan, name)))
@@ -198,9 +205,9 @@ def _shorten_measuring(plan: FitPlan, seconds: float) -> FitPlan:
 
 
 def plan_training(plan: FitPlan, tokens: int, step_tokens: int) -> FitPlan:
-    """The plan with the steps for which time is left, when so many tokens are read.
+    """Set the number of training steps that the remaining time allows.
 
-    A step reads `step_tokens`.
+    `tokens` is the size of the training data, and `step_tokens` the number of tokens per step.
     """
     seconds = plan.left - plan.ending - _PART * plan.rates.starting
     by_time = int(seconds * plan.rates.trained / step_tokens)
@@ -209,13 +216,13 @@ def plan_training(plan: FitPlan, tokens: int, step_tokens: int) -> FitPlan:
 
 
 def plan_measuring(plan: FitPlan) -> tuple[FitPlan, float]:
-    """The plan when the head is trained, and the seconds of the tuner: both share what is left."""
+    """Divide the time that is left after training: the new plan, and the tuner's seconds."""
     plan = _shorten_measuring(plan, (1 - _TUNING) * plan.left)
     return plan, max(plan.left - plan.measuring, _tuning_seconds(plan.rates, _FEWEST_NEW_TOKENS))
 
 
 class Pace:
-    """How a training run keeps its time; `used` is the fit's clock, in seconds."""
+    """Time control of a training run; `used` is the time that the fit has taken, in seconds."""
 
     def __init__(self, plan: FitPlan, used: float) -> None:
         self._plan, self._begun = plan, used
@@ -224,8 +231,9 @@ class Pace:
         self._starting = 0.0
 
     def steps(self, step: int, used: float) -> int | None:
-        """A smaller number of steps for the run, if it would be late; asked after every step."""
-        if self._first is None:  # with this step it has compiled
+        """A smaller number of steps if the run would be late, else None; called after every
+        step."""
+        if self._first is None:  # the first step has compiled
             self._first, self._starting = (step, used), used - self._begun
             return None
         assert self._plan.steps is not None
@@ -237,20 +245,20 @@ class Pace:
         if late < max(_LATE * (self._ends - since), self._starting):
             return None
         left = int((self._ends - used - self._starting) / per_step)
-        # Where nothing is left the learning rate still falls to zero, in a few steps.
+        # Without time left, a few steps still let the learning rate fall to zero.
         steps = step + max(left, _TIMED_STEPS)
         return steps if steps < self._plan.steps else None
 
 
 def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
-    """The plan in force in this folder; None where there is none.
+    """Read the plan of a folder; None if the folder has no plan.
 
     Args:
       folder: the folder of the fit.
-      asked: what the command asks for now.
+      asked: the current request.
 
     Raises:
-      InputError: `plan.json` holds no plan, or that of a fit with other arguments.
+      InputError: `plan.json` is not a plan, or belongs to a fit with other arguments.
     """
     path = folder / "plan.json"
     if not path.exists():
@@ -258,7 +266,7 @@ def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
     try:
         plan = FitPlan.model_validate_json(path.read_bytes())
     except ValidationError:
-        raise InputError(f"{path} is no plan of a fit; use another folder.") from None
+        raise InputError(f"{path} is not the plan of a fit; use another folder.") from None
     pairs = zip(FitRequest._fields, plan.asked, asked, strict=True)
     changed = [f"{name} {old} (now {new})" for name, old, new in pairs if old != new]
     if changed:
@@ -270,5 +278,5 @@ def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
 
 
 def write_plan(plan: FitPlan, folder: Path) -> None:
-    """Keep the plan, whole or not at all."""
+    """Write `plan.json` atomically."""
     write_atomically(folder / "plan.json", plan.model_dump_json(indent=2) + "\n")

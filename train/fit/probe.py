@@ -1,4 +1,4 @@
-"""How fast this device writes, reads and trains, measured in a minute or two."""
+"""A short benchmark of the device: how fast it decodes, runs forward passes and trains."""
 
 import time
 from collections.abc import Callable
@@ -20,21 +20,21 @@ from ..optimizer import make_optimizer
 from ..regenerate.session import STEPS, make_engine
 from ..step import init_state, train_step
 
-# A timed call is repeated for this many seconds.
+# Seconds for which a timed call is repeated.
 _SECONDS = 3.0
-# That rows decode from: prefill is a small part of writing.
+# Prompt length of timed decoding; prefill is a small part of writing.
 _PROMPT_TOKENS = 16
 
 
 class Rates(NamedTuple):
-    """Tokens per second of the long parts of a fit, and what all parts begin with.
+    """Throughput of the stages of a fit, and the time to start them.
 
     Attributes:
-      alone: tokens that the target writes in one row, as the baseline decodes.
-      written: tokens that it writes in many rows together.
-      read: tokens of a forward pass, with the search for the most likely tokens.
-      trained: positions of an optimizer step over features.
-      starting: seconds to load the target and to compile these four.
+      alone: tokens per second of plain decoding of one row.
+      written: tokens per second of decoding many rows together.
+      read: tokens per second of a forward pass with top-k search.
+      trained: positions per second of optimizer steps over features.
+      starting: seconds to load the target and to compile these four programs.
     """
 
     alone: float
@@ -47,7 +47,7 @@ class Rates(NamedTuple):
 def measure_rates(
     load: Callable[[], Target], settings: TrainSettings, rows: int, top_k: int
 ) -> Rates:
-    """Time each part of the coming run at its shapes, on random tokens, `rows` texts at once."""
+    """Time each stage at its shapes on random tokens, decoding `rows` texts together."""
     begun = time.perf_counter()
     target = load()
     starting = time.perf_counter() - begun
@@ -104,7 +104,7 @@ def measure_rates(
 
 
 class _Timed(NamedTuple):
-    """A call that computes so many tokens, and how often it can be called."""
+    """A call to time: its number of tokens, and how often it can be called."""
 
     tokens: int
     call: Callable[[], Any]
@@ -112,18 +112,18 @@ class _Timed(NamedTuple):
 
 
 def _decoding(target: Target, rows: int, length: int) -> _Timed:
-    """A call that lets rows decode together for some steps, from a short prompt on."""
+    """A call that decodes `rows` rows together for `STEPS` steps, after a short prompt."""
     engine = make_engine(target, None, None, rows, length, ())
     prompt = [0] * min(_PROMPT_TOKENS, length // 2)
     for number in range(rows):
         engine.submit(Request(prompt, length - len(prompt), number))
-    # Prefill decides one of the new tokens.
+    # Prefill produces the first new token.
     calls = (length - len(prompt) - 1) // STEPS
     return _Timed(rows * STEPS, lambda: engine.advance(passes=None), calls)
 
 
 def _seconds(call: Callable[[], Any], most: int) -> tuple[float, float]:
-    """Seconds of the first call, which compiles, and the median of others, `most` at most."""
+    """Seconds of the first call, which compiles, and the median of at most `most` later ones."""
     begun = time.perf_counter()
     jax.block_until_ready(call())
     first = time.perf_counter() - begun

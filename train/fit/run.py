@@ -1,9 +1,10 @@
-"""`redrafter fit TARGET OUTPUT --minutes M`: from a checkpoint and nothing else to a draft head.
+"""`redrafter fit TARGET OUTPUT --minutes M`: train a draft head without other data.
 
-Five stages, each of them a command with a file of settings that can be run by hand: the target
-writes conversations, its hidden states are kept, a head is trained on them, the fastest tree is
-sought, and the head is measured with it beside the baseline. A short probe of the device decides
-the sizes; a stage that is late leaves less to the next ones. A killed run goes on where it was.
+There are five stages, each a command with a settings file that can also be run by hand: the target
+writes conversations, its hidden states are stored, a head is trained on them, the fastest tree is
+searched for, and the head with this tree is compared with the baseline. A short benchmark of the
+device decides the sizes; a late stage leaves less time to the next ones. A killed run resumes where
+it stopped.
 """
 
 import shlex
@@ -59,16 +60,16 @@ from .settings import (
     trees,
 )
 
-# In a wheel the packages `train` and `eval` are inside `redrafter_jax`.
+# In a wheel, the packages `train` and `eval` are inside `redrafter_jax`.
 _PROGRAMS = __name__.removesuffix("train.fit.run")
-# Seconds between two times that the plan keeps how long the fit has taken.
+# Seconds between two updates of the plan's elapsed time.
 _KEEPING = 5.0
 
 
 def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
-    """Fit a head to a target, a folder, hub id or GGUF file, in about the time that is given.
+    """Fit a head to a target (a folder, hub id or GGUF file) in about `minutes` minutes.
 
-    Without a dtype its parameters are bfloat16 on a GPU, else float32.
+    By default the target's parameters are bfloat16 on a GPU, and float32 on a CPU.
 
     Raises:
       InputError: the target cannot be used, the folder holds another fit, or there is too little
@@ -78,7 +79,7 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
     asked = FitRequest(target, dtype or ("float32" if on_cpu() else "bfloat16"), minutes)
     console = Console(stderr=True)
     make_folder(output, "the output folder")
-    # What the probe compiles every stage compiles again, and a run that goes on.
+    # The stages, and a resumed run, compile the same programs as the probe.
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(output / "programs"))
     files = open_target(target)
@@ -95,7 +96,7 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
 def _probe(
     asked: FitRequest, folder: Path, files: TargetFiles, console: Console, started: float
 ) -> FitPlan:
-    """Measure the device and decide the sizes."""
+    """Measure the device and make the plan."""
     print_line(console, "measuring how fast this device writes, reads and trains: a minute or two")
     config, rows = files.config, rows_written()
     settings = TrainSettings.model_validate(train_settings(asked, folder, config, steps=1))
@@ -112,7 +113,7 @@ def _probe(
 
 
 class _Fit:
-    """A fit on its way: the plan in force, and a clock that counts earlier runs too."""
+    """A running fit: the current plan, and a clock that includes earlier runs."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class _Fit:
         self._step_tokens = batch_size() * self._length
 
     def used(self) -> float:
-        """How many seconds all runs of the fit have taken, which the plan keeps now and then."""
+        """Seconds that all runs of the fit have taken; saved in the plan every few seconds."""
         used = self._before + time.perf_counter() - self._began
         if used - self._kept >= _KEEPING:
             self._keep(spent=used)
@@ -138,7 +139,7 @@ class _Fit:
         return used
 
     def run(self) -> None:
-        """All stages that are not done, and what they come to."""
+        """Run all unfinished stages and print the result."""
         stages: dict[Stage, Callable[[], None]] = {
             "write": self._write,
             "read": self._read,
@@ -157,7 +158,7 @@ class _Fit:
         write_plan(self.plan, self._folder)
 
     def _settings(self, name: str, values: dict[str, Any]) -> list[str]:
-        """Write a command's settings to a file; the arguments that name it."""
+        """Write a command's settings to a file and return the arguments that name it."""
         path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         return ["--config", str(path)]
@@ -180,7 +181,7 @@ class _Fit:
         if tokens < plan.tokens:
             late = f"late: {tokens:,} of {plan.tokens:,} tokens, for which time is left to learn"
             print_line(self._console, late)
-        # Now a run by hand finds all that it asks for.
+        # With this count, the same command run by hand finds its output complete.
         self._keep(tokens=min(plan.tokens, tokens))
         self._settings("regenerate", regenerate_settings(self.plan, self._folder, self._length))
 
@@ -253,7 +254,7 @@ class _Fit:
         what = f"{self.plan.prompts} prompts that neither training nor the tuner saw"
         self._announce("measure", what, "eval", *words)
         call_program("eval", "commands:evaluate", words)
-        # Once: a table of a later `eval tune` is its own.
+        # Only once: a later `eval tune` writes its own table.
         obey_report(self._folder)
         settings = load_settings(TrainSettings, self._folder / "train.yaml")
         write_card(settings, self._folder / "report" / "compare.json")
@@ -263,13 +264,13 @@ class _Fit:
         return self._folder / "run" / "drafter"
 
     def _end(self) -> None:
-        """How to use what was fastest, and the verdict."""
+        """Print the command that uses the fastest method, and the verdict."""
         target = self.plan.asked.target
         pays, sentence = verdict(self._folder, self.plan)
         chats = open_target(target).template is not None
         command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
         with_head = ["--drafter", str(self._drafter)] if pays else ["--no-drafter"]
-        # Greedy is what commands do by themselves.
+        # Commands decode greedily by default.
         heat = ["--temperature", f"{pays[0]:g}"] if pays and pays[0] else []
         words = [*command, "--target", target, *with_head, *heat]
         minutes = self.plan.spent / 60

@@ -1,4 +1,4 @@
-"""The settings of a fit's stages, and the prompts that are held out."""
+"""The settings of a fit's stages, and the held-out prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ from ..regenerate.output import format_rows, read_rows
 from .ending import SAMPLINGS
 from .plan import FitPlan, FitRequest
 
-# Rows that the target writes together, and of an optimizer step.
+# Rows that the target writes together, and rows per optimizer step.
 _CPU_ROWS, _GPU_ROWS = 32, 256
 _CPU_BATCH, _GPU_BATCH = 2, 4
-# Of training data, unless the target has fewer positions.
+# Length of training rows, unless the target has fewer positions.
 _ROW_TOKENS = 512
 TOP_K = 64
 _DRAFT_VOCAB_SIZE = 8192
 _DRAFT_ROUNDS = 4
-# Trees among which the fastest is sought: a CPU pays for every node, a GPU for hardly any.
+# Candidate trees of the tuner; a node is costly on a CPU and nearly free on a GPU.
 _CPU_TREES = [
     {"beam_width": 1, "draft_rounds": [1, 2, 3, 4]},
     {"beam_width": 1, "draft_rounds": [1, 2], "num_nodes": [3, 4], "rerank": True},
@@ -33,9 +33,9 @@ _GPU_TREES = [
     {"beam_width": 4, "draft_rounds": 4},
     {"beam_width": 8, "draft_rounds": 4, "num_nodes": [17, None]},
 ]
-# The tuner's batch sizes beyond one, where it has so many seconds for each of them.
+# The tuner's batch sizes: one per `TUNING_SECONDS` of its time, and at least the first.
 BATCH_SIZES, TUNING_SECONDS = (1, 8, 4, 2), 180
-# The beginning of a text that is no conversation, as its prompt.
+# Prompt length of held-out texts that are not conversations.
 _PROMPT_TOKENS = 16
 
 
@@ -45,7 +45,7 @@ def on_cpu() -> bool:
 
 
 def rows_written() -> int:
-    """How many rows the target writes together."""
+    """Number of rows that the target writes together."""
     return _CPU_ROWS if on_cpu() else _GPU_ROWS
 
 
@@ -55,17 +55,17 @@ def trees() -> list[dict[str, Any]]:
 
 
 def batch_size() -> int:
-    """How many rows an optimizer step has."""
+    """Number of rows per optimizer step."""
     return _CPU_BATCH if on_cpu() else _GPU_BATCH
 
 
 def row_length(config: TargetConfig) -> int:
-    """Tokens of a row of training data."""
+    """Length of a row of training data, in tokens."""
     return min(_ROW_TOKENS, config.position_limit)
 
 
 def regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
-    """Settings of `train regenerate`: half of the answers greedy, half sampled."""
+    """Settings of `train regenerate`: half of the answers are greedy, half are sampled."""
     return {
         "target": plan.asked.target,
         "target_dtype": plan.asked.target_dtype,
@@ -83,7 +83,7 @@ def regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, A
 def train_settings(
     asked: FitRequest, folder: Path, config: TargetConfig, steps: int
 ) -> dict[str, Any]:
-    """Settings of training: the recurrent head of the paper, over the most frequent tokens."""
+    """Settings of training: the paper's recurrent head, with a reduced draft vocabulary."""
     return {
         "target": asked.target,
         "target_dtype": asked.target_dtype,
@@ -109,7 +109,7 @@ def train_settings(
 
 
 def decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> dict[str, Any]:
-    """Settings of whatever decodes held-out prompts."""
+    """Common settings of the commands that decode held-out prompts."""
     return {
         "target": plan.asked.target,
         "dtype": plan.asked.target_dtype,
@@ -121,23 +121,27 @@ def decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> d
 
 
 def hold_out(plan: FitPlan, folder: Path) -> int:
-    """Hold out conversations of usual length, for the tuner and for the report.
+    """Hold out conversations of median question length, for the tuner and for the report.
 
-    Returns how many tokens the others have.
+    Returns:
+      Number of tokens of the other conversations.
+
+    Raises:
+      InputError: no conversation is left for training.
     """
     rows = read_rows(folder / "written.jsonl")
     openings = {row["seed"]: row["loss_mask"].index(1) for row in rows if row.get("row", 0) == 0}
     tuning = plan.prompts // 2
     count = tuning + plan.prompts
-    # Of like length: every length of arrays needs a program of its own.
+    # Choose similar lengths, since every array length compiles another program.
     first = max(0, len(openings) - count) // 2
     seeds = sorted(openings, key=lambda seed: (openings[seed], seed))[first : first + count]
     held_out = {"tuning_prompts": seeds[1::3], "held_out": [*seeds[::3], *seeds[2::3]]}
     left = [row for row in rows if row["seed"] not in seeds]
     if not left:
         raise InputError(
-            f"The target wrote {len(openings)} texts, no more than the {count} that are held out; "
-            "give more --minutes, and another folder."
+            f"The target wrote {len(openings)} texts, but {count} are held out, so none is left "
+            "for training; give more --minutes, and another folder."
         )
     tokenizer = open_target(plan.asked.target).tokenizer
     for name, own in held_out.items():

@@ -1,1 +1,1 @@
-"""Training data in the target's own words, a file for each step: docs/training-data.md."""
+"""Training data in the target's own words, one file per stage; see docs/training-data.md."""

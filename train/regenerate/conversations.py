@@ -1,17 +1,19 @@
-"""Conversations whose answers the target writes, turn by turn; recorded ones are rewritten.
+"""Conversations whose assistant turns the target writes; recorded answers are replaced.
 
-The history of an answer is the conversation with the answers *written so far*, as in use. Prompts
-are made as a chat program makes them: for every answer all turns go through the chat template, and
-the text through the tokenizer.
+An answer is written after the answers *written so far*, as in use. Prompts are made as in a chat
+program: for every answer, all turns go through the chat template and the text through the
+tokenizer.
 
-Tokens are kept, not messages: the tokenizer may encode a written answer to other tokens, and a
-drafter has to guess the target's own. A row holds the tokens of a prompt and its answer. The next
-answer is added to it if the next prompt begins with these very tokens. Otherwise (the tokenizer
-encodes the answer to other tokens, or the template leaves out thoughts) the next answer starts a
-new row. So every answer follows the tokens that it was written after.
+The output stores tokens instead of messages, since the tokenizer may encode an answer's text to
+other tokens than the target's, which the drafter has to predict. A row holds the tokens of a prompt
+and its answer. The next answer is appended to the row if the next prompt begins with the row's
+tokens. Otherwise (the tokenizer encodes the answer to other tokens, or the template leaves out
+thoughts) the next answer starts a new row. So every answer follows exactly the tokens that the
+target read.
 
-An answer carries loss, with the stop token that the target chose. An answer that was cut by its
-limit has none; the end that the template writes after it in the next prompt carries no loss.
+An answer carries loss, including the stop token that the target chose. An answer that was cut by
+its limit has no stop token; the end marker that the template writes after it in the next prompt
+carries no loss.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +36,9 @@ from .session import JsonRows, Session
 
 
 class TurnEncoder(NamedTuple):
-    """Encodes turns for a target of V tokens.
+    """Encoder of turns for a target with V = `vocab_size` tokens.
 
-    `room` is the tokens of a row, `stop_tokens` end an answer.
+    `room` is the length of a row, `stop_tokens` end an answer.
     """
 
     tokenizer: Tokenizer
@@ -51,12 +53,12 @@ class TurnEncoder(NamedTuple):
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
     def encode_turns(self, turns: list[Turn]) -> list[int] | str:
-        """The prompt of the answer to these turns, or why there is none."""
+        """The prompt for an answer to these turns, or the reason why there is no prompt."""
         if any(turn["role"] == "tool" for turn in turns):
             return "a tool answers a call that is not made again"
         try:
             prompt = self.encode(self.template.render(turns, True))
-        except Exception:  # a template is a program of its own
+        except Exception:  # templates may raise any exception
             return "the chat template refuses the turns"
         if max(prompt, default=0) >= self.vocab_size:
             return f"token {max(prompt)} is none of the target's {self.vocab_size}"
@@ -66,9 +68,9 @@ class TurnEncoder(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Tokens as the target read them and, where the mask is 1, wrote them.
+    """Tokens that the target read or, where the mask is 1, wrote.
 
-    They hold so many answers, `cut` of them cut by their limit.
+    The row has `answers` answers, of which `cut` were cut by their limit.
     """
 
     tokens: list[int]
@@ -78,25 +80,26 @@ class Row(NamedTuple):
 
     @property
     def stated(self) -> dict[str, list[int]]:
-        """The tokens and the mask as the output states them."""
+        """The tokens and the mask as fields of the output."""
         return {"input_ids": self.tokens, "loss_mask": self.mask}
 
 
 class Exchange(NamedTuple):
-    """A question, and the rows up to its answer; None if that is left out."""
+    """A question, and the rows up to its answer; None if the answer is left out."""
 
     question: str
     rows: list[Row] | None
 
 
 class Conversation(NamedTuple):
-    """A conversation with its answers, and why later ones are left out; None if none are."""
+    """A conversation with its answers, and why later answers are left out, if any are."""
 
     exchanges: list[Exchange]
     left_out: str | None
 
 
-# From the turns so far to those up to the next question; or why there is none; None at the end.
+# Extends the turns so far to the next question. Returns the turns, the reason for leaving out the
+# question, or None at the end.
 NextQuestion: TypeAlias = Callable[[list[Turn]], Session[list[Turn] | str | None]]
 
 
@@ -171,7 +174,7 @@ class RecordedConversation(NamedTuple):
     opening: list[int]
 
     def item(self, seed: int, settings: RegenerateSettings) -> Item:
-        """Its item of the output."""
+        """The item of the output for this conversation and seed."""
         identity = {
             "record": self.place,
             "seed": seed,
@@ -181,7 +184,7 @@ class RecordedConversation(NamedTuple):
         return Item(seed, identity, self.opening)
 
     def next_question(self, turns: list[Turn]) -> Session[list[Turn] | str | None]:
-        """The turns with those that are recorded up to the next answer."""
+        """The turns so far and the recorded turns up to the next answer."""
         yield from ()
         done = len(turns)
         rest = [index for index in range(done, len(self.turns)) if _is_answer(self.turns[index])]
@@ -203,7 +206,7 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
             why = describe_skips([record for record in records if isinstance(record, Skip)])
             raise InputError(
                 f"{settings.name(index)} holds no conversation to rewrite{why and f' ({why})'}; "
-                "give it other data, leave it out, or set prompt_tokens and count to continue "
+                "change its data, leave it out, or set prompt_tokens and count to continue "
                 "texts."
             )
         all_records += records
@@ -219,7 +222,7 @@ def choose_conversations(
     """The first `count` conversations in an order drawn by `shuffle_seed`, and all skips.
 
     Raises:
-      InputError: there are no or fewer conversations, or there are skips and they are refused.
+      InputError: there are fewer than `count` conversations or none, or `data.skips` refuses skips.
     """
     made = [_encode(encoder, record) for record in records]
     skips = [skip for skip in made if isinstance(skip, Skip)]
@@ -228,10 +231,10 @@ def choose_conversations(
     if skips and settings.skips == "refuse":
         raise InputError(
             f"{len(skips)} of {len(made)} records cannot be rewritten: {describe_skips(skips)}. "
-            "Mend them, or set data.skips=report to go on without."
+            "Correct them, or set data.skips=report to continue without them."
         )
     if not usable:
-        raise InputError(f"No record can be rewritten: {describe_skips(skips)}. Mend them.")
+        raise InputError(f"No record can be rewritten: {describe_skips(skips)}. Correct them.")
     if count is not None and count > len(usable):
         raise InputError(
             f"count is {count}, but the data gives {len(usable)} conversations; lower it."

@@ -1,4 +1,4 @@
-"""The output: JSON lines that are only appended to, and read again when a run goes on."""
+"""The output file: JSON lines that are only appended, and read again when a run resumes."""
 
 import json
 import os
@@ -24,10 +24,11 @@ class Item(NamedTuple):
     """A text or a conversation of the run.
 
     Attributes:
-      seed: its seed, also its number.
-      identity: the first fields of each of its rows: all that they depend on except the models.
-      opening: the tokens that its first row begins with, empty if unknown; none of them carries
-        loss, and the next one does.
+      seed: the seed, which is also the item's number.
+      identity: the first fields of each of the item's rows: everything that the rows depend on
+        except the models.
+      opening: the tokens that the first row begins with, empty if unknown; they carry no loss, and
+        the next token does.
     """
 
     seed: int
@@ -36,17 +37,17 @@ class Item(NamedTuple):
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of the output's complete lines; empty where a line is no JSON object."""
+    """Read the complete lines of the output; lines that are not JSON objects become {}."""
     return [_object(line) for line in read_lines(path)[0]]
 
 
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
-    """The rows of the items that the output holds, by seed; an unfinished end is removed.
+    """Find the finished items of the output, by seed; an incomplete end is removed.
 
-    `way_out` is added to the error message, which tells to use another output.
+    `way_out` is inserted into the error message, after "use another output".
 
     Raises:
-      InputError: it holds something that this run does not write.
+      InputError: the output holds something that this run does not write.
     """
     lines, tail = read_lines(path)
     rows = [_object(line) for line in lines]
@@ -74,7 +75,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
     if tail and not any(tail.startswith(row) or row.startswith(tail) for row in known):
         shown = tail[:40].decode(errors="replace")
         raise InputError(
-            f"{path} ends with {shown!r}, which is no beginning of a row of this run; use another "
+            f"{path} ends with {shown!r}, which does not begin a row of this run; use another "
             "output, or delete this one."
         )
     if is_first() and (tail or position < len(rows)):
@@ -83,7 +84,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
 
 
 def check_is_no_source(path: Path, data: DataSettings) -> None:
-    """Refuse an output that the run itself reads, and a source without files."""
+    """Refuse an output file that is a source of the run, and sources without files."""
     if not path.exists():
         return
     for index, source in enumerate(data.sources):
@@ -96,7 +97,7 @@ def check_is_no_source(path: Path, data: DataSettings) -> None:
 
 
 def format_rows(rows: Iterable[dict[str, Any]]) -> str:
-    """The rows as lines."""
+    """Format rows as JSON lines."""
     return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
 
 
@@ -107,14 +108,14 @@ def append_rows(
     settings: RegenerateSettings,
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Write rows as they come, until there are enough.
+    """Append rows as they are produced, until the goal is reached.
 
     Args:
       texts: the rows of each text or conversation.
-      have: amount that the output holds, see `amount_of`.
+      have: amount that the output already holds; see `amount_of`.
       goal: amount at which writing ends.
-      settings: of the run.
-      advance: told of the amount that each text adds.
+      settings: settings of the run.
+      advance: called with the amount that each text adds.
     """
     # All processes decode together; the first one writes.
     path = settings.output if is_first() else Path(os.devnull)
@@ -130,12 +131,12 @@ def append_rows(
 
 
 def amount_of(rows: JsonRows, settings: RegenerateSettings) -> int:
-    """Amount that the rows of a text or a conversation add to the goal."""
+    """Amount that a text or conversation adds to the goal: its tokens with loss, or 1."""
     return 1 if settings.tokens is None else count_tokens(rows)
 
 
 def _count_rows(value: dict[str, Any], by_seed: Mapping[int, Item]) -> int:
-    """How many rows the item has that starts with this row; 0 if no item of the run does."""
+    """Number of rows of the item that starts with this row; 0 if no item of the run does."""
     try:
         item = by_seed[value["seed"]]
         mask = [*[0] * len(item.opening), 1] if item.opening else [0]
@@ -165,7 +166,7 @@ def count_tokens(rows: JsonRows) -> int:
 
 
 def written_texts(row: Mapping[str, Any]) -> Iterator[list[int]]:
-    """What the target wrote of a row: every answer, or the text."""
+    """The token ids that the target wrote in a row: each answer, or the text."""
     pairs = zip(row["input_ids"], row["loss_mask"], strict=True)
     for carries_loss, own in groupby(pairs, lambda pair: pair[1]):
         if carries_loss:
@@ -173,9 +174,9 @@ def written_texts(row: Mapping[str, Any]) -> Iterator[list[int]]:
 
 
 def summarize(settings: RegenerateSettings) -> str:
-    """A sentence on what the output holds, and on what was left out of it.
+    """A sentence on the contents of the output and on what was left out.
 
-    Where half of it or more repeats itself a second one warns of that.
+    A second sentence warns if half of the texts or more repeat themselves.
     """
     rows = read_rows(settings.output)
     first = [row for row in rows if row.get("row", 0) == 0]

@@ -1,12 +1,12 @@
-"""Conversations of which the target writes both sides, and texts that it writes without a prompt.
+"""Conversations in which the target writes both sides, and texts that it writes without a prompt.
 
-A chat model that continues the opening of a user's turn writes what users ask (Magpie, arXiv
-2406.08464). Its answer follows as in any conversation, and then further turns, if any. What is no
-question is left out, and no question is asked twice.
+A chat model that continues the opening of a user turn writes a user's question (Magpie, arXiv
+2406.08464). The answer and further turns follow as in any conversation. Malformed and repeated
+questions are left out.
 
-A base model, which has no template, continues one ordinary token of its vocabulary, another one for
-every text (as LLM-QAT, arXiv 2305.17888). If its tokenizer begins texts with a token, that comes
-first.
+A base model, which has no chat template, continues one ordinary token of its vocabulary, a
+different one for every text (as in LLM-QAT, arXiv 2305.17888). If its tokenizer adds a token at the
+beginning of texts, the prompt begins with that token.
 """
 
 from collections import Counter
@@ -38,9 +38,9 @@ from .conversations import (
 from .output import Item, describe_counts
 from .session import JsonRows, Session
 
-# Fewest tokens of a question.
+# Minimum number of tokens of a question.
 _FEWEST_TOKENS = 4
-# The run stops after so many dropped conversations in a row.
+# The run stops after this many consecutive dropped conversations.
 MOST_DROPPED = 256
 
 _REPEATED = "a question that was asked before"
@@ -52,13 +52,13 @@ class UserTurn(NamedTuple):
     """The text that a template writes around the user's words.
 
     Attributes:
-      opening: the text before them, without the spaces at its end: most tokens that begin a word
-        include the space.
-      gap: these spaces, written before given words.
-      closing: the text that ends them: a special token, or the first word that follows.
-      token: the special token's id; None for a word.
-      markers: texts that the words must not contain, for they would be read as the template's:
-        special tokens and, with a closing word, the word that opens the turn.
+      opening: the text before the user's words, without trailing spaces, since most tokens that
+        begin a word include the space.
+      gap: the trailing spaces of the opening, written before given words.
+      closing: the text that ends the user's words: a special token, or the first word after them.
+      token: id of the special token in `closing`; None for a word.
+      markers: texts that the user's words must not contain, since the model would read them as part
+        of the template: special tokens and, with a closing word, the word that opens the turn.
     """
 
     opening: str
@@ -71,15 +71,15 @@ class UserTurn(NamedTuple):
 def find_user_turn(
     template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn] = ()
 ) -> UserTurn | None:
-    """The text that the template writes around the user's words after these turns.
+    """Find the text that the template writes around the user's words after these turns.
 
-    None if the template refuses them, or if that text depends on the words or is empty.
+    Returns None if the template refuses the turns, or if the text depends on the words or is empty.
     """
     cuts = set()
     for words in _WORDS:
         try:
             text = template.render([*turns, user_turn(words)], True)
-        except Exception:  # a template is a program of its own
+        except Exception:  # templates may raise any exception
             return None
         before, _, after = text.rpartition(words)
         cuts.add((before, after.strip()))
@@ -100,10 +100,14 @@ def find_user_turn(
 
 
 class Writer(NamedTuple):
-    """Writes the text or the conversation of a seed.
+    """A writer of texts or conversations, one per seed.
 
-    `opening` is what each begins with, `identity` the settings that it depends on, as a row of the
-    output states them.
+    Attributes:
+      write: the session that writes the text or conversation of a seed.
+      stop_tokens: tokens that end a turn or a text.
+      opening: the prompt format, which the digest in each row covers.
+      identity: fields of a row for the settings that the text depends on.
+      is_chat: whether the target has a chat template.
     """
 
     write: Callable[[int], Session[Conversation]]
@@ -120,7 +124,7 @@ def chat_writer(
     asked: Container[str],
     settings: RegenerateSettings,
 ) -> Writer:
-    """A chat model that writes conversations; a question of `asked` gets no answer.
+    """Make a writer of conversations for a chat model; questions in `asked` are not answered.
 
     Raises:
       InputError: the template does not show where the user's words begin and end.
@@ -129,8 +133,8 @@ def chat_writer(
     if first is None:
         raise InputError(
             f"The chat template of {template.name} does not show where a user's words begin and "
-            "end, so that the target cannot be asked for them; give another data.chat_template, or "
-            "recorded conversations in data.sources and prompts: data."
+            "end, so the target cannot write questions; set another data.chat_template, or use "
+            "recorded conversations with data.sources and prompts: data."
         )
     hi = [{"role": "user", "content": "Hi"}]
     stops = end_tokens(template, tokenizer, target.eos_token_ids, [hi])
@@ -170,9 +174,9 @@ def chat_writer(
 
 
 def text_writer(tokenizer: Tokenizer, target: TargetConfig, settings: RegenerateSettings) -> Writer:
-    """A base model that writes texts: text i continues the i-th ordinary token.
+    """Make a writer of texts for a base model: text i continues the i-th ordinary token.
 
-    Ordinary tokens are all of the target's but special and end tokens, in an order drawn by
+    Ordinary tokens are all tokens of the target except special and end tokens, shuffled by
     `data.shuffle_seed`.
     """
     excluded = {*special_tokens(tokenizer), *target.eos_token_ids}
@@ -198,12 +202,12 @@ def text_writer(tokenizer: Tokenizer, target: TargetConfig, settings: Regenerate
 def new_rows(
     writer: Writer, items: Iterable[Item], conversations: Iterable[Conversation], asked: set[str]
 ) -> Iterator[JsonRows]:
-    """The rows of what was written and not left out, with counts of what was left out before.
+    """Yield the rows of each kept conversation, with counts of those dropped before it.
 
-    The questions are added to those of earlier conversations, `asked`.
+    The questions of kept conversations are added to `asked`.
 
     Raises:
-      InputError: `MOST_DROPPED` conversations or texts in a row are left out.
+      InputError: `MOST_DROPPED` consecutive conversations or texts are dropped.
     """
     dropped: Counter[str] = Counter()
     for item, whole in zip(items, conversations, strict=False):
@@ -218,7 +222,7 @@ def new_rows(
                     raised = "max_user_tokens or user_sampling.temperature"
                 raise InputError(
                     f"{MOST_DROPPED} {what} in a row are left out ({describe_counts(dropped)}); "
-                    f"look at what the target says with `redrafter generate`, and raise {raised}."
+                    f"check the target's output with `redrafter generate`, and raise {raised}."
                 )
             continue
         if writer.is_chat:
@@ -232,12 +236,12 @@ def new_rows(
 
 
 def questions_in(rows: JsonRows) -> list[str]:
-    """The questions of a conversation of the output; a text stands for itself."""
+    """The questions of a conversation in the output; for a text, its token ids."""
     return rows[0].get("questions", [_join_ids(rows[0]["input_ids"])])
 
 
 def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
-    """The conversation up to a question that was asked before; its own are added to `asked`."""
+    """Cut a conversation at a question in `asked`, and add its other questions to `asked`."""
     kept = []
     for exchange in conversation.exchanges:
         if exchange.question in asked:
@@ -252,14 +256,14 @@ def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
 def read_question(
     written: Sequence[int], encoder: TurnEncoder, turn: UserTurn, begun: str = ""
 ) -> tuple[str, str | None]:
-    """The user's words, and what is wrong with them.
+    """The question that the target wrote, and the fault in it, if any.
 
-    They begin with `begun`, the words that the target was given to continue.
+    The question begins with `begun`, the words that the target was given to continue.
     """
     tokenizer = encoder.tokenizer
     ended = written[-1] in encoder.stop_tokens
     given = tokenizer.encode(begun, add_special_tokens=False).ids
-    # In one piece: some tokenizers decode a token otherwise at the beginning of a text.
+    # Decode all tokens together: some tokenizers decode the first token of a text differently.
     words = tokenizer.decode(
         [*given, *(written[:-1] if ended else written)], skip_special_tokens=False
     )
@@ -278,7 +282,7 @@ def read_question(
 
 
 def answer_fault(answer: Sequence[int]) -> str | None:
-    """Why an answer is left out."""
+    """The fault for which an answer is left out, if any."""
     return "an answer that repeats itself" if repeats_itself(answer) else None
 
 

@@ -1,10 +1,9 @@
 """`python -m train regenerate --config configs/x.yaml`: training data in the target's own words.
 
-A drafter guesses what the target writes, not what people wrote. Here the target continues pieces of
-text, or writes the assistant's turns of conversations, or the user's as well, with our own decoder.
-What it writes is kept as token rows that a source of a training config reads. Rows are in the order
-of their seeds. A stopped run goes on after the last row, if the rows are of the same prompts, seeds
-and temperatures.
+A drafter has to predict what the target writes, not what people wrote. The target continues texts,
+writes the assistant turns of conversations, or writes both sides. The output holds rows of tokens,
+which a source of a training config reads. Rows are in the order of their seeds. A stopped run
+resumes after the last row, if the rows have the same prompts, seeds and temperatures.
 """
 
 import hashlib
@@ -75,9 +74,9 @@ from .questions import (
 )
 from .session import JsonRows, Session, make_engine, run_sessions
 
-_WEIGHTS = ", give the target that wrote it"
+_WEIGHTS = ", use the target that wrote this one"
 _DATE = (
-    ", give a template that writes today's date that of the first start, as "
+    ", if the template writes today's date set that of the first start with "
     "data.template_arguments={date_string: ...},"
 )
 
@@ -87,13 +86,13 @@ def regenerate(
     command: str = "regenerate",
     is_late: Callable[[int], bool] = lambda _: False,
 ) -> None:
-    """Append what the target writes to the output, whole texts and conversations only.
+    """Append the target's texts or conversations to the output.
 
-    Where the target writes prompts too, `is_late` is asked now and then with the amount written:
-    once it is true the run ends, and what is being written is cut.
+    With `prompts: self`, `is_late` is called regularly with the amount written; once it returns
+    True, the texts in progress are cut and the run ends.
 
     Raises:
-      InputError: the settings, the data, the models or what the output holds cannot be used.
+      InputError: the settings, the data, the models or the existing output cannot be used.
     """
     settings = parse_settings(
         RegenerateSettings,
@@ -119,7 +118,7 @@ def regenerate(
 def _continue_texts(
     settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
 ) -> None:
-    """Continue texts."""
+    """Continue the beginnings of texts."""
     config, sources = files.config, load_documents(settings.data, files)
     for source in sources:
         _print_skips(console, source.name, source.skips)
@@ -155,8 +154,8 @@ def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list
     if len(full) < count:
         raise InputError(
             f"count is {count}, but the data has {len(full)} pieces of text of "
-            f"{windows.tokens.shape[1]} tokens, as data.sequence_length says; lower one of them, "
-            "or give prompt_tokens=null count=null to rewrite conversations."
+            f"data.sequence_length={windows.tokens.shape[1]} tokens; lower one of the two, "
+            "or set prompt_tokens=null count=null to rewrite conversations."
         )
     chosen = np.random.default_rng(settings.data.shuffle_seed).permutation(full)[:count]
     return windows.tokens[chosen, : settings.prompt_tokens].tolist()
@@ -165,7 +164,7 @@ def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list
 def _rewrite_chats(
     settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
 ) -> None:
-    """Rewrite conversations."""
+    """Rewrite the answers of recorded conversations."""
     config, tokenizer = files.config, fitting_tokenizer(settings.data, files)
     records = read_conversations(settings.data)
     template = load_template(settings.data, files)
@@ -216,7 +215,7 @@ def _write_prompts_too(
     console: Console,
     is_late: Callable[[int], bool],
 ) -> None:
-    """Let the target write prompts and answers, until there are enough or it is late."""
+    """Let the target write prompts and answers, until the goal is reached or time is up."""
     config, tokenizer = files.config, fitting_tokenizer(settings.data, files)
     asked: set[str] = set()
     try:
@@ -225,8 +224,8 @@ def _write_prompts_too(
         for name in USER_SETTINGS:
             if getattr(settings, name) not in (type(settings).model_fields[name].default, "varied"):
                 raise InputError(
-                    f"{name} is for chat models, and {settings.target} has no chat template; leave "
-                    "it out, or give data.chat_template."
+                    f"{name} is for chat models, but {settings.target} has no chat template; leave "
+                    "it out, or set data.chat_template."
                 ) from None
         writer = text_writer(tokenizer, config, settings)
     else:
@@ -243,7 +242,7 @@ def _write_prompts_too(
     rows = read_rows(settings.output)
     seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
     first = settings.first_seed
-    # Between two rows fewer seeds are dropped than end a run.
+    # Between two rows, fewer than `MOST_DROPPED` seeds are dropped.
     most = min(max(seeds, default=first), first + MOST_DROPPED * len(rows)) + MOST_DROPPED
     items = [item(seed) for seed in range(first, most + 1)]
     done = find_done(settings.output, items, _WEIGHTS + _DATE)
@@ -259,7 +258,8 @@ def _write_prompts_too(
 
             def told(conversation: Conversation) -> None:
                 nonlocal total
-                # Before it is its turn, and before it is known whether its question is new.
+                # Called before the conversation's turn, and before its question is checked for
+                # repetition.
                 rows = conversation.exchanges[-1].rows if conversation.exchanges else None
                 tokens = sum(sum(row.mask) for row in rows or ())
                 amount = int(rows is not None) if settings.tokens is None else tokens
@@ -293,7 +293,7 @@ def _print_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:
 
 def _print_unread(console: Console, name: str, records: Iterable[Document | Record | Skip]) -> None:
     if unread := describe_unread(records):
-        print_line(console, f"{name}: fields that nothing reads, with their records: {unread}")
+        print_line(console, f"{name}: unused fields, with the number of records: {unread}")
 
 
 def _print_weights(console: Console, records: Iterable[Record | Skip]) -> None:

@@ -1,4 +1,4 @@
-"""Texts and conversations that are written at the same time and returned in their order."""
+"""Texts and conversations that are decoded together and returned in order."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -17,10 +17,10 @@ Session: TypeAlias = Generator[Request, list[int], Result]
 # Rows of the output, as JSON objects.
 JsonRows: TypeAlias = list[dict[str, Any]]
 
-# Decode steps between two checks of which rows have ended.
+# Decode steps between two checks for finished rows.
 STEPS = 16
-# An eighth of the rows are prefilled together, in passes of so many tokens. A GPU reads the weights
-# in the time that it needs to multiply them by some 200 tokens.
+# An eighth of the rows are prefilled together, in passes of `_PASS_TOKENS` tokens: a GPU reads the
+# weights in the time that it needs to multiply them by some 200 tokens.
 _GROUPS = 8
 _PASS_TOKENS = 256
 _LONGEST_CHUNK = 64
@@ -34,7 +34,7 @@ def make_engine(
     length: int,
     stop_tokens: Sequence[int],
 ) -> Engine:
-    """An engine for throughput: many texts of `length` tokens at most, and no one waits for one."""
+    """Make an engine that is tuned for throughput, for texts of at most `length` tokens."""
     shards = data_shards(target.mesh)
     group = -(-rows // (_GROUPS * shards))
     return Engine(
@@ -58,17 +58,17 @@ def run_sessions(
     is_late: Callable[[], bool] = lambda: False,
     on_end: Callable[[Result], None] = lambda _: None,
 ) -> Iterator[Result]:
-    """The results of the sessions, in their order; many sessions are decoded at the same time.
+    """Run many sessions together and yield their results in order.
 
-    Up to twice as many sessions as slots are open at once, so that a slot that gets free finds a
-    request waiting. Once `is_late`, which is asked every few decode steps, every session gets the
-    tokens that it has, as if its limit were reached, and those that ask for more return
-    `unfinished`. `on_end` is called as soon as a session ends, before it is its turn.
+    Up to twice as many sessions as slots are open, so that a free slot always finds a waiting
+    request. `is_late` is called every few decode steps; once it returns True, every session
+    receives the tokens decoded so far as if its limit were reached, and sessions that request more
+    return `unfinished`. `on_end` is called as soon as a session ends, possibly before its turn.
 
     Raises:
-      InputError: the target's scores were not numbers.
+      InputError: the target's logits are not finite.
     """
-    # By the number of the request: its session's number, the session, the new tokens so far.
+    # Request number to the session's number, the session and the new tokens so far.
     running: dict[int, tuple[int, Session[Result], list[int]]] = {}
     ended: dict[int, Result] = {}
     numbered = enumerate(sessions)

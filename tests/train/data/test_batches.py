@@ -42,10 +42,10 @@ def test_a_few_batches_are_read_ahead_however_large_they_are() -> None:
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [
-        ([(3, 1.0)], r"sources\.0 gives 3 rows of \d+ tokens, fewer than the 4 of a step"),
+        ([(3, 1.0)], r"sources\.0 gives 3 rows of \d+ tokens, fewer than its share of 4"),
         (
             [(3, 1.0), (2, 3.0)],
-            r"sources\.1 gives 2 rows of \d+ tokens, fewer than the 3 of a step",
+            r"sources\.1 gives 2 rows of \d+ tokens, fewer than its share of 3",
         ),
     ],
 )

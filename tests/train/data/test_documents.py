@@ -92,10 +92,10 @@ def test_more_records_than_are_encoded_at_a_time_keep_their_order(
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([], r"data\.sources\.0 \(.*\) holds nothing to train on; it has no records"),
+        ([], r"data\.sources\.0 \(.*\) has nothing to train on: it has no records"),
         (
             [{"a": 1}, {"text": ""}, {"b": 1}],
-            r"all 3 records are left out: 2 × of no known format \(first at .*line 1: none of the "
+            r"all 3 records are left out: 2 × unknown format \(first at .*line 1: none of the "
             r"keys .*\); 1 × text is blank \(first at .*line 2\)\.",
         ),
         ([{"input_ids": [1, 2], "loss_mask": [0, 0]}] * 2, "2 × no token carries loss"),
@@ -124,20 +124,24 @@ def test_full_masks_and_skips_are_allowed_or_refused(chat_target: Path, tmp_path
     files = {"files": [path], "full_masks": "allow"}
     (source,) = load(chat_target, files, skips="allow")
     assert (len(source.documents), len(source.skips)) == (1, 2)
-    most = r"2 of 3 records are left out, more than half: 1 × text is no string \(first at .*line 2"
+    most = (
+        r"2 of 3 records are left out, more than half: 1 × text is not a string \(first at .*line 2"
+    )
     with pytest.raises(InputError, match=rf"{most}.*set data\.skips=allow"):
         load(chat_target, files)
     # Half is not more than half.
     half = write_lines(tmp_path / "half.jsonl", full, {"text": 3})
     load(chat_target, {"files": [half], "full_masks": "allow"})
-    with pytest.raises(InputError, match=r"2 of 3 records cannot be used: 1 × text is no string"):
+    with pytest.raises(
+        InputError, match=r"2 of 3 records cannot be used: 1 × text is not a string"
+    ):
         load(chat_target, files, skips="refuse")
     # One mask that is not full is enough.
     load(chat_target, {"files": [write_lines(tmp_path / "b.jsonl", full, RECORDS["tokens"])]})
 
 
 def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss(tmp_path: Path) -> None:
-    # A byte tokenizer with one merge: "n" and "H" become one token, across the answer's edge.
+    # A byte tokenizer with one merge: "n" and "H" become one token, across the answer's boundary.
     glued = write_tokenizer(tmp_path / "glued", CHATML.replace("\n", "n"))
     written = json.loads((glued / "tokenizer.json").read_text())
     written["model"]["vocab"]["nH"] = VOCABULARY
@@ -152,7 +156,7 @@ def test_an_answer_whose_first_token_joins_the_prompts_last_carries_no_loss(tmp_
     )
     (document,), (skip,) = source.documents, source.skips
     assert (skip.place, skip.reason) == (f"{alone}, line 1", "no token carries loss")
-    assert skip.detail == "a token runs across the edge of every answer"
+    assert skip.detail == "a token spans the boundary of every answer"
     assert document.left_out == 1
     learnt = document.tokens[document.loss_mask].tolist()
     assert (
@@ -180,7 +184,7 @@ def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"eos_token_ids": ()}, "states no eos_token_id"),
+        ({"eos_token_ids": ()}, "has no eos_token_id"),
         (
             {"max_position_embeddings": 63},
             "sequence_length is 64, but the target has 63 positions",

@@ -98,7 +98,7 @@ def test_a_glob_names_its_files_in_order(tmp_path: Path, monkeypatch: pytest.Mon
         values = [raw.value["text"] for raw in read(pattern) if isinstance(raw, Raw)]
         assert values == ["a.jsonl", "b.jsonl"]
     assert len(read("[c].jsonl", "*a.jsonl")) == 2
-    with pytest.raises(InputError, match=r"a\.jsonl is named twice"):
+    with pytest.raises(InputError, match=r"a\.jsonl is listed twice"):
         read("a.jsonl", "*.jsonl")
 
 
@@ -108,10 +108,14 @@ GZIPPED = gzip.compress(b'{"text": "a"}\n' * 99)
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.csv", b"", r"a\.csv is of no kind that is read here"),
-        ("a.parquet.gz", b"", "is of no kind that is read here"),
-        ("a.json", b"{}", "holds no list of records"),
-        ("a.json", b'{"text": "a"}\n{"text": "b"}\n', r"is not valid JSON: .* name it \.jsonl"),
+        ("a.csv", b"", r"a\.csv has an unsupported type"),
+        ("a.parquet.gz", b"", "has an unsupported type"),
+        ("a.json", b"{}", "is not a list of records"),
+        (
+            "a.json",
+            b'{"text": "a"}\n{"text": "b"}\n',
+            r"is not valid JSON: .* rename it to \.jsonl",
+        ),
         ("a.json", b"\xff", r"a\.json is not UTF-8 text at byte 0"),
         ("a.json", b"[" * 100_000, "is not valid JSON: too deeply nested"),
         ("a.jsonl.gz", b"{}\n", r"Cannot read .*a\.jsonl\.gz: Not a gzipped file"),
@@ -123,7 +127,7 @@ GZIPPED = gzip.compress(b'{"text": "a"}\n' * 99)
         # Python 3.13 takes it for a glob, 3.12 for none.
         ("a**b.jsonl", None, r"(Cannot read|There is no file '?)a\*\*b|Invalid pattern"),
         ("a" * 5000, None, r"Cannot read aaa.*: File name too long"),
-        (str(Path(__file__).parent), None, r"^'.*' is a folder; write files: \[.*\*\.jsonl\]"),
+        (str(Path(__file__).parent), None, r"^'.*' is a folder; use files: \[.*\*\.jsonl\]"),
     ],
     ids=range(14),
 )

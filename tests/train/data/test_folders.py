@@ -71,9 +71,9 @@ def test_the_standard_library_is_a_folder_with_a_name() -> None:
     ("changes", "sentence"),
     [
         ({"folder": "nowhere"}, "'nowhere' is not a folder"),
-        ({"include": ["*.rs"]}, r"No file below .* matches the source's include, '\*\.rs'"),
-        ({"exclude": ["*"]}, r"^All 4 files below .* are left out by exclude or"),
-        ({"include": ["*.txt"]}, r"note\.txt is not UTF-8 text at byte 5"),
+        ({"include": ["*.rs"]}, r"No file in .* matches the source's include, '\*\.rs'"),
+        ({"exclude": ["*"]}, r"^All 4 files in .* are left out by exclude or"),
+        ({"include": ["*.txt"]}, r"note\.txt is not UTF-8 at byte 5"),
     ],
 )
 def test_unusable_folders_and_files_are_named(

@@ -58,7 +58,7 @@ def test_a_stated_format_decides_between_several() -> None:
     row = {"instruction": "Hi", "output": "Hello", "text": "### Hi ### Hello"}
     skip = parse(Raw("here", row), None)
     assert skip == Skip(
-        "here", "of several formats", "it has instruction and text; state the source's format"
+        "here", "ambiguous format", "it has instruction and text; set the source's format"
     )
     assert parse(Raw("here", row), "alpaca") == Chat("here", ASKED, ("text",))
 
@@ -123,7 +123,7 @@ def test_every_field_that_is_not_read_is_told(row: dict[str, Any], unread: tuple
     assert record.unread == unread
 
 
-NO_TURN = "a turn is no object with role and content, or from and value"
+NO_TURN = "a turn is not an object with role and content, or from and value"
 
 
 def chat(*turns: object) -> dict[str, Any]:
@@ -133,35 +133,38 @@ def chat(*turns: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ([1], "no JSON object"),
-        ({}, "of no known format"),
-        ({"messages": []}, "messages is no list of turns"),
+        ([1], "not a JSON object"),
+        ({}, "unknown format"),
+        ({"messages": []}, "messages is not a list of turns"),
         (chat("Hi"), NO_TURN),
-        (chat({"role": "assistant", "content": [{"text": "x"}]}), "a turn's content is no string"),
+        (
+            chat({"role": "assistant", "content": [{"text": "x"}]}),
+            "a turn's content is not a string",
+        ),
         (chat(ASKED[0]), "no assistant turn"),
         (chat(ASKED[1], ASKED[0]), "the assistant speaks first"),
         (chat(ASKED[0], {"role": "assistant", "content": " \n"}), "an assistant turn is blank"),
         (chat({"role": "user", "content": "\ud800"}, ASKED[1]), "a lone surrogate"),
-        ({"conversations": [{"from": "human"}]}, "a turn's value is no string"),
+        ({"conversations": [{"from": "human"}]}, "a turn's value is not a string"),
         ({"conversations": [{"value": "Hi"}]}, NO_TURN),
         (chat(ASKED[0], ASKED[1] | {"weight": 0}), "every answer has weight 0"),
         (chat(ASKED[0], ASKED[1] | {"weight": 0.5}), "a turn's weight is neither 0 nor 1"),
         (chat(ASKED[0] | {"weight": 1}, ASKED[1]), "a turn's weight is 1"),
-        ({"messages": ASKED, "system": 3}, "system is no string"),
+        ({"messages": ASKED, "system": 3}, "system is not a string"),
         (chat(SYSTEM, *ASKED) | {"system": "Be long."}, "two system texts"),
         (
             {"instruction": "Hi", "output": "x", "history": ["x"]},
-            "history is no list of pairs of strings",
+            "history is not a list of pairs of strings",
         ),
-        ({"conversations": [{"from": "dog", "value": "x"}]}, "a turn is from nobody known"),
-        ({"instruction": "Hi"}, "output is no string"),
+        ({"conversations": [{"from": "dog", "value": "x"}]}, "a turn has an unknown speaker"),
+        ({"instruction": "Hi"}, "output is not a string"),
         ({"instruction": "Hi", "output": ""}, "output is blank"),
-        ({"instruction": "Hi", "output": "x", "input": 3}, "input is no string"),
-        ({"text": 3}, "text is no string"),
-        ({"input_ids": [1], "loss_mask": [2]}, "loss_mask is no list of 0 and 1"),
+        ({"instruction": "Hi", "output": "x", "input": 3}, "input is not a string"),
+        ({"text": 3}, "text is not a string"),
+        ({"input_ids": [1], "loss_mask": [2]}, "loss_mask is not a list of 0 and 1"),
         ({"input_ids": [1], "loss_mask": [1, 1]}, "input_ids and loss_mask differ in length"),
-        ({"input_ids": [], "loss_mask": []}, "input_ids is no list of whole numbers"),
-        ({"input_ids": [True], "loss_mask": [1]}, "input_ids is no list of whole numbers"),
+        ({"input_ids": [], "loss_mask": []}, "input_ids is not a list of integers"),
+        ({"input_ids": [True], "loss_mask": [1]}, "input_ids is not a list of integers"),
     ],
 )
 def test_every_fault_has_its_reason(row: object, reason: str) -> None:

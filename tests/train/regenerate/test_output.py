@@ -122,7 +122,7 @@ def test_rows_of_other_settings_are_refused_and_kept(
         ("[1]\n", "line 1 is no row of this run"),
         ('{"seed":1}\n', "line 1 is no row of this run"),
         ('{"text":"a source of one line"}', r"""ends with '{"text".* use another output"""),
-        ('{"seed":0,"temperature":0.5,', "no beginning of a row of this run"),
+        ('{"seed":0,"temperature":0.5,', "does not begin a row of this run"),
     ],
 )
 def test_a_file_of_something_else_is_refused_and_kept(
@@ -149,7 +149,7 @@ def test_an_output_that_the_run_reads_is_refused(continuing: Regeneration, tmp_p
 
 
 def test_there_must_be_so_many_prompts(continuing: Regeneration, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"count is 100000, but the data has .* of 16 tokens"):
+    with pytest.raises(InputError, match=r"count is 100000, but the data has .*=16 tokens"):
         continuing(tmp_path / "b.jsonl", count=100000)
 
 
