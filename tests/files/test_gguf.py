@@ -236,7 +236,7 @@ def ones(*shape: int) -> tuple[np.ndarray, str]:
             {"llama.rope.scaling.type": "linear", "rope_freqs.weight": ones(32)},
             "rotary factors beside scaling of type 'linear'",
         ),
-        ({"rope_freqs.weight": ones(16)}, "rope_scaling has 16 factors; heads of 64 have 32 pairs"),
+        ({"rope_freqs.weight": ones(16)}, "rope_scaling has 16 factors; head_dim=64 needs 32"),
     ],
 )
 def test_files_that_hold_no_supported_model(
