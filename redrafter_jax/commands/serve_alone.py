@@ -1,4 +1,4 @@
-"""`serve` by one engine in this process."""
+"""`serve` with one engine in this process."""
 
 import argparse
 import signal
@@ -17,7 +17,7 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
       InputError: an argument or a file cannot be used.
     """
     del replicas
-    # First: what follows takes long.
+    # Take the port first, because loading takes long.
     listening = listen(arguments.host, arguments.port)
     engine, model = load_served(arguments)
     server = Server(
@@ -28,8 +28,8 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
         api_key=arguments.api_key,
         log_prompts=arguments.log_prompts,
     )
-    # Also before and after uvicorn hears signals itself: it raises them again when it has ended.
-    # A server that was told to end by SIGTERM, and did, has not failed.
+    # Handle SIGTERM outside of uvicorn's run too: uvicorn raises it again when it has ended, but
+    # ending on SIGTERM is a success.
     signal.signal(signal.SIGTERM, server.handle_exit)
     warn_if_open(arguments)
     host, port = listening.getsockname()[:2]
