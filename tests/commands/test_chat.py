@@ -153,7 +153,7 @@ def test_a_retry_answers_the_last_message_with_the_next_seed(
     assert first != again
     code, answers, told = talk("/retry\nabc\n/retry\ndef\n")
     assert (code, answers) == (0, [first, again, after])
-    assert told[0] == "error: No message was answered yet; /retry answers the last one again."
+    assert told[0] == "error: There is no answer to retry yet; send a message first."
     assert told[1] == "The seed is 4."
     _, answers, told = talk("/temperature 0\nabc\n/retry\n")
     assert answers[0] == answers[1]

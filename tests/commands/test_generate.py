@@ -197,7 +197,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja, or give"),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
         (["--chat", "--chat-template", "none"], "A conversation needs a chat template, and --cha"),
-        (["--template-arguments", "{x: 1}"], "'x' is an argument of a chat template, and texts "),
+        (["--template-arguments", "{x: 1}"], "'x' is an argument of a chat template, but texts "),
         (["--template-arguments", "!!int ''"], "is given; it must be a mapping such as {enable"),
         (["--template-arguments", "[x]"], "is given; it must be a mapping such as {enable"),
         (["--template-arguments", "{x: 1, x: 2}"], "} (the key 'x' appears twice at line 1, col"),

@@ -108,9 +108,9 @@ def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -
     )
     with pytest.raises(InputError, match=sentence):  # those whose tokens the tokenizer has
         load(folder)
-    with pytest.raises(InputError, match="is written with '</s>', but the tokenizer of x has no"):
+    with pytest.raises(InputError, match="needs the token '</s>', but the tokenizer of x has no"):
         find_template("vicuna_v1.1", files_with(byte_tokenizer()), "--chat-template ")
-    with pytest.raises(InputError, match=r"give a file of one by --chat-template FILE\.$"):
+    with pytest.raises(InputError, match=r"give a file with --chat-template FILE\.$"):
         find_template("tokenizer", files_with(byte_tokenizer(), folder), "--chat-template ")
     with pytest.raises(
         InputError, match=r"^--chat-template vicunna is neither a file nor .*chatml"
