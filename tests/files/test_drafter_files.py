@@ -246,7 +246,7 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
     for name, value in np.load(tmp_path / "weights.npz").items():
         np.testing.assert_array_equal(weights[name], value)
     assert_same(load_drafter(tmp_path / "new"), load_drafter(published))
-    assert told[-1] == "Apple's code cannot load it: it does not know Medusa heads."
+    assert told[-1] == "Apple's code cannot load it, as it lacks Medusa heads."
     with pytest.raises(InputError, match="a drafter with Medusa heads, which Apple's layout does"):
         convert(published, tmp_path / "other", for_apple=True)
 

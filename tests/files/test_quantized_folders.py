@@ -98,7 +98,7 @@ def test_converted_it_loads_the_same(tmp_path: Path, stated: dict[str, Any]) -> 
     described = json.loads((tmp_path / "new" / "config.json").read_text())
     assert described["quantization_config"] == {"quant_method": "redrafter"}
     assert not (tmp_path / "new" / "quantize_config.json").exists()
-    with pytest.raises(InputError, match=r"is no GGUF file, .* or leave the option out if it is"):
+    with pytest.raises(InputError, match=r"is not a GGUF file, .* or leave the option out if"):
         convert(folder, tmp_path / "kept", keep_quantized=True)
 
 

@@ -58,7 +58,7 @@ BPE = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "m
 )
 def test_a_file_that_is_no_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json is no tokenizer: .*\.$"):
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer: .*\.$"):
         read_tokenizer(tmp_path)
 
 
