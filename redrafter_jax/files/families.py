@@ -94,7 +94,7 @@ def target_config(
         return TargetConfig(
             **sizes,
             num_key_value_heads=derived("num_key_value_heads", heads),
-            # TargetConfig refuses 0 heads; avoid a division by zero before.
+            # TargetConfig refuses 0 heads later; here they must not be a divisor.
             head_dim=derived("head_dim", width // max(heads, 1)),
             rope_theta=theta,
             rms_norm_eps=stated("rms_norm_eps", float),

@@ -110,7 +110,7 @@ def test_what_the_hub_gave_before_serves_offline(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
-    with pytest.raises(InputError, match="'some/one' is neither a folder nor a repository"):
+    with pytest.raises(InputError, match="'some/one' is neither a folder nor an accessible repo"):
         load_target("some/one")
 
 
@@ -171,7 +171,7 @@ def test_the_hub_is_not_asked_for_what_can_only_be_a_path(
     monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match=r"does not exist, and is no id .*; give the path of a fol"
+        InputError, match=r"does not exist, and is not an id .*; give the path of a fol"
     ):
         load_target(name)
     ask.assert_not_called()
