@@ -104,7 +104,7 @@ def test_a_missing_or_truncated_file(target_folder: Path, sharded: bool, kept: i
     path.unlink()
     if kept is not None:
         path.write_bytes(content[:kept])
-    problem = "missing; " if kept is None else "truncated or no safetensors file"
+    problem = "missing; " if kept is None else "truncated or not a safetensors file"
     with pytest.raises(InputError, match=rf"{path.name} is {problem}"):
         load_target(target_folder)
 
@@ -155,8 +155,8 @@ def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) 
     other = embedding.copy()
     other[-1, -1] += 1
     for head, sentence in (
-        (other, r"'lm_head\.weight' is not the same as 'model\.embed_tokens\.weight', though"),
-        (embedding.astype(np.float16), r"'lm_head\.weight' is not the same as"),
+        (other, r"'lm_head\.weight' differs from 'model\.embed_tokens\.weight', but"),
+        (embedding.astype(np.float16), r"'lm_head\.weight' differs from"),
         (np.zeros(3, np.float32), r"'lm_head\.weight' has shape \(3,\), .* asks for \(24, 32\)"),
     ):
         save_file(tensors | {"lm_head.weight": head}, path)
