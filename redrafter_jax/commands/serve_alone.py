@@ -1,4 +1,4 @@
-"""`serve` with one engine in this process."""
+"""`serve` by one engine in this process."""
 
 import argparse
 import signal
@@ -17,7 +17,7 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
       InputError: an argument or a file cannot be used.
     """
     del replicas
-    # Take the port first, because loading takes long.
+    # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
     engine, model = load_served(arguments)
     server = Server(

@@ -35,7 +35,7 @@ def warn_if_open(arguments: argparse.Namespace) -> None:
 
 
 def load_served(arguments: argparse.Namespace) -> tuple[Engine, ServedModel]:
-    """The engine that the options ask for, and the description of the model for clients.
+    """The engine that the options ask for, and the model as its clients know it.
 
     Raises:
       InputError: an argument or a file cannot be used.

@@ -84,8 +84,8 @@ def _as_override(option: str, words: Sequence[str]) -> str:
 
 
 def _add_processes(parser: Parser) -> None:
-    title = "several processes as one job (not needed under SLURM and Open MPI)"
+    title = "one of several processes that are one job (SLURM and Open MPI are known without)"
     add = parser.add_argument_group(title).add_argument
-    add("--coordinator-address", metavar="HOST:PORT", help="address on which process 0 listens")
-    add("--num-processes", type=int, metavar="N", help="number of processes")
-    add("--process-id", type=int, metavar="I", help="index of this process, from 0")
+    add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
+    add("--num-processes", type=int, metavar="N", help="in all")
+    add("--process-id", type=int, metavar="I", help="of this one, from 0")
