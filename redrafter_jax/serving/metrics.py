@@ -13,7 +13,7 @@ from redrafter_jax.models.attention import PAGE
 from redrafter_jax.serving.openai_errors import ApiError
 
 _NAME = "redrafter"
-# The routes whose requests are counted.
+# Whose requests are counted.
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 
 Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone", "failed"]

@@ -80,7 +80,7 @@ def _as_override(option: str, words: Sequence[str]) -> str:
     if not assigned:
         value = following[0] if following else "value"
     setting = f"{key.replace('-', '_')}={value}"
-    return f"{option} is not an option; give settings without dashes: {setting}"
+    return f"{option} is no option; settings are given without dashes: {setting}"
 
 
 def _add_processes(parser: Parser) -> None:
