@@ -247,7 +247,7 @@ def test_what_is_pasted_on_a_terminal_is_one_message(typist: Callable[[], Typist
     assert "got" not in person.seen
     person.type(" four\r", until="got 'one\\ntwo\\n\\nthree four'")
     person.type("five\x1b\rsix\r", until="got 'five\\nsix'")
-    person.type("dropped\x03", until="Ctrl-D or /quit ends.")
+    person.type("dropped\x03", until="Ctrl-D or /quit ends the conversation.")
     person.type("kept\r", until="got 'kept'")
     person.type("\x04", until="ended", ready=False)
 
