@@ -205,7 +205,10 @@ def test_qwen_has_windows_in_some_layers(
         ({"layer_types": ["full_attention", "chunked_attention"]}, "must hold 'full_attention' or"),
         ({"layer_types": ...}, "does not state 'max_window_layers'"),
         ({"use_sliding_window": False}, "with sliding_window=None all 2 layers of Qwen2"),
-        ({"attention_bias": False}, "attention_bias=False; Qwen2ForCausalLM .* always has True"),
+        (
+            {"attention_bias": False},
+            "attention_bias=False, but Qwen2ForCausalLM .* always has True",
+        ),
         ({"num_key_value_heads": ...}, "does not state 'num_key_value_heads'"),
     ],
 )

@@ -223,10 +223,10 @@ WITHOUT = RemoteEntryNotFoundError("404 Client Error", response=Response(404, re
     ("error", "sentence"),
     [
         (WITHOUT, r"^'a/b' on the Hugging Face hub has no config\.json; give the path"),
-        (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* gave \(407 Proxy\); give the"),
-        (RuntimeError(), r"neither a folder nor .* gave \(RuntimeError\); give the path"),
-        (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); mend that"),
-        (GATED, r"'a/b' is gated, .* accept the licence .* log in with `hf auth login`\.$"),
+        (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* hub \(407 Proxy\); give the"),
+        (RuntimeError(), r"neither a folder nor .* hub \(RuntimeError\); give the path"),
+        (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); fix that"),
+        (GATED, r"'a/b' is gated on .* accept the licence .* log in with `hf auth login`\.$"),
     ],
 )
 def test_whatever_the_hub_fails_with_is_one_sentence(error: Exception, sentence: str) -> None:

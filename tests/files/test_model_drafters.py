@@ -36,7 +36,7 @@ def test_a_part_of_the_target_needs_the_target(folders: PairFolders, target: Tar
     part = load_drafter("self:layers=1", target=target)
     assert isinstance(part, ModelDrafter)
     assert part.shares_cache
-    with pytest.raises(InputError, match=r"'self:int8', .* write load_drafter\(.*target=target\)"):
+    with pytest.raises(InputError, match=r"'self:int8', .* call load_drafter\(.*target=target\)"):
         load_drafter("self:int8")
     found = find_drafter("self:layers=1", open_target(folders.target))
     assert found.config == tiny_config(num_hidden_layers=1)

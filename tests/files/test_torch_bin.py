@@ -146,7 +146,7 @@ def test_values_that_are_not_weights_by_name(tmp_path: Path, value: Any, sentenc
         ({"shape": (3, 2), "strides": (1, 3)}, r"strides \(1, 3\), .* again after \.contiguous\("),
         ({"shape": (2, 2), "strides": (3, 1)}, r"strides \(3, 1\)"),
         ({"offset": 1}, "weight 'a' ends at element 7 of a storage of 6"),
-        ({"offset": -1}, r"cannot be read \(a tensor with a tensor with an impossible size\)"),
+        ({"offset": -1}, r"cannot be read \(a tensor with an impossible size\)"),
         ({"shape": (1 << 70, 3)}, "a tensor with an impossible size"),
         ({"strides": (1,)}, "numbers of sizes and strides differ"),
         ({"key": "7"}, "record '7' of weight 'a' is missing, not 24 bytes"),
