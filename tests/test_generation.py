@@ -101,7 +101,7 @@ def test_conversations_and_texts_are_prompts_with_a_tokenizer(
         (["ab"], None, r"become tokens with tokenizer=load_tokenizer\(target\)"),
         (TURNS, "gpt2", "tokenizer is 'gpt2'; give what load_tokenizer returns"),
         (TURNS, line_tokenizer("{{ raise_exception('no') }}"), "refuses the turns: no"),
-        (TURNS, line_tokenizer("{% if %}"), "is no valid Jinja at line 1"),
+        (TURNS, line_tokenizer("{% if %}"), "is not valid Jinja at line 1"),
         ([TURNS, 3], line_tokenizer(), "Prompt 1 is 3; prompts are lists of token ids"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The commands of `python -m redrafter_jax`, a file each; `parser` states their options."""
+"""The commands of `python -m redrafter_jax`, one module each; `parser` defines their options."""

@@ -1,4 +1,4 @@
-"""`generate --prompts`: every prompt of a file continued, in batches, as JSON lines."""
+"""`generate --prompts`: continues every prompt of a file in batches, as JSON lines."""
 
 import argparse
 import json
@@ -22,35 +22,36 @@ from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
 
 _BATCH_SIZE = 8
-# Decode steps between two updates, of which nothing is shown.
+# Decode steps between two updates; updates are not shown.
 _STEPS_PER_UPDATE = 16
-# What decides a row's text beside its prompt, its seed and the sampling.
+# The options that decide a row's text, besides its prompt, its seed and the sampling.
 _TEMPLATE = ("chat", "chat_template", "template_arguments", "system")
 _DECIDING = ("target", "max_new_tokens", "stop", "ignore_eos", "regex", *_TEMPLATE)
-# What rows were decoded with that do not state it.
+# Options of rows that do not state them.
 _UNSTATED = asdict(SamplingConfig()) | {"ignore_eos": False}
 
 
 def continue_file(arguments: argparse.Namespace) -> None:
-    """Write a row for each prompt after those that are written already; progress on stderr.
+    """Append a row for each prompt that has none yet; progress goes to stderr.
 
-    A row holds the `prompt` and its `id` and `seed`, the `text` and its `tokens`, the target calls
-    after prefill (`steps`), their `acceptance_length`, what it was `ended_by`, "stop_token",
-    "stop_string" or "max_new_tokens", and the `options` that decide the text.
+    A row holds the `prompt` and its `id` and `seed`, the `text` and its `tokens`, the number of
+    target calls after prefill (`steps`), the `acceptance_length`, `ended_by` ("stop_token",
+    "stop_string" or "max_new_tokens"), and the `options` that decide the text.
 
     Raises:
-      InputError: a value or a file cannot be used, or the rows are of other prompts or options.
+      InputError: a value or a file cannot be used, or the output has rows of other prompts or
+        options.
     """
     output, limit = arguments.output, arguments.max_new_tokens
     if output is None:
-        raise InputError("--prompts needs --output, the file that the continuations go to.")
+        raise InputError("--prompts needs --output, the file to write the continuations to.")
     if output.resolve() == arguments.prompts.resolve():
-        raise InputError(f"--output is {output}, the file of --prompts; name another.")
+        raise InputError(f"--output is {output}, which is the file of --prompts; name another.")
     prompts = read_prompts(arguments.prompts)
     last_seed = 2**31 - len(prompts)
-    if not 0 <= arguments.seed <= last_seed:  # refused now, not when the last batch is due
+    if not 0 <= arguments.seed <= last_seed:  # refuse now rather than in the last batch
         raise InputError(
-            f"--seed is {arguments.seed}; row i is drawn with seed --seed + i, so for "
+            f"--seed is {arguments.seed}; row i is sampled with seed --seed + i, so for "
             f"{len(prompts)} prompts it must be from 0 to {last_seed}."
         )
     seeds = range(arguments.seed, arguments.seed + len(prompts))
@@ -62,7 +63,7 @@ def continue_file(arguments: argparse.Namespace) -> None:
     make_folder_of(output, "--output")
     done = _rows_written(output, prompts, seeds, options)
     if done == len(prompts):
-        log(f"{output} has the rows of all {done} prompts already.")
+        log(f"{output} already has the rows of all {done} prompts.")
         return
     size = min(arguments.batch_size or _BATCH_SIZE, len(prompts) - done)
     files = open_target(arguments.target)
@@ -73,13 +74,13 @@ def continue_file(arguments: argparse.Namespace) -> None:
             check_batch(decoder.target.config, Batch([row], limit, sampling))
         except InputError as error:
             raise InputError(f"{prompt.place}: {error}") from None
-    # In one size of cache every batch runs what the first one compiled.
+    # With one cache size every batch runs the programs that the first batch compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)
-    # Bytes of an option that are no UTF-8 are lone surrogates; JSON spells those with a backslash.
+    # Bytes of an option that are not UTF-8 are lone surrogates, which are written as JSON escapes.
     with output.open("a", encoding="utf-8", errors="backslashreplace") as file:
         for first in range(done, len(rows), size):
             started, batch = time.perf_counter(), range(first, min(first + size, len(rows)))
-            # The last batch is filled up with rows that end at once.
+            # Pad the last batch with rows that end at once.
             indices = [*batch, *[batch[-1]] * (size - len(batch))]
             texts, update = [""] * size, None
             for update in decoder.stream(
@@ -124,10 +125,10 @@ def _ending(last: Update, row: int, stop_tokens: Sequence[int]) -> str:
 def _rows_written(
     output: Path, prompts: Sequence[Prompt], seeds: Sequence[int], options: dict[str, Any]
 ) -> int:
-    """Number of rows that an earlier run wrote; a row that was cut short is taken away.
+    """Number of rows that an earlier run wrote; an incomplete last row is removed.
 
     Raises:
-      InputError: the file is not such rows of these prompts, or other options decided them.
+      InputError: the file holds rows of other prompts, seeds or options, or something else.
     """
     if not output.exists():
         return 0
@@ -145,7 +146,7 @@ def _rows_written(
         if not same:
             raise InputError(
                 f"{output}, line {number} is not the row of {prompt.place} with seed {seed}; give "
-                "another --output, or the --prompts and --seed that it was begun with."
+                "another --output, or the --prompts and --seed that the file was started with."
             )
         changed = [
             f"{option_of(name)} {before.get(name)!r} (now {value!r})"
@@ -155,10 +156,13 @@ def _rows_written(
         if changed:
             raise InputError(
                 f"{output}, line {number} was decoded with {', '.join(changed)}; give another "
-                "--output, or the options that it was begun with."
+                "--output, or the options that the file was started with."
             )
     if len(lines) > len(prompts):
-        raise InputError(f"{output} has {len(lines)} rows, more than the {len(prompts)} prompts.")
+        raise InputError(
+            f"{output} has {len(lines)} rows, more than the {len(prompts)} prompts; give another "
+            "--output."
+        )
     if whole != written:
         with output.open("r+b") as file:
             file.truncate(len(whole))

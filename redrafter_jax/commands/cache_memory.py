@@ -1,4 +1,4 @@
-"""How much memory a server gives its cache, and the texts that it has room for."""
+"""The memory of a server's cache, and the length of the texts that fit."""
 
 import jax
 
@@ -10,17 +10,17 @@ from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
 
-# Of what a device has free beside the weights; the rest is for what programs compute with.
+# Share of the memory left after the weights; the rest is for intermediate results of programs.
 _SHARE = 0.8
-# Tokens of a text for which each slot gets pages on devices that do not tell what they have free.
+# Tokens per slot on devices that do not report their free memory.
 _TYPICAL_TEXT = 4096
 
 
 def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
-    """Bytes of a cache on each device where nobody says how many.
+    """Default size in bytes of the cache on each device.
 
-    A share of what the device has free; where it does not tell, room for all slots with texts of
-    4096 tokens, or of the target's limit if that is lower.
+    A share of the device's free memory; if the device does not report it, room for texts of 4096
+    tokens in all slots, or of the target's limit if that is lower.
     """
     free = _free_memory()
     if free is not None:
@@ -31,12 +31,12 @@ def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
 
 
 def longest_text(target: Target, drafter: Drafter, memory: int) -> int:
-    """Tokens that one text may come to in so many bytes on each device, by the target's limit too.
+    """Limit on the tokens of one text with `memory` bytes on each device, or the target's limit.
 
-    Its last token is never cached.
+    The last token of a text is never cached.
 
     Raises:
-      InputError: there is no room for a page, or the device has not so much.
+      InputError: the memory holds no page, or the device has less free.
     """
     page, free = page_bytes(target, drafter), _free_memory()
     if memory < page:
@@ -53,6 +53,6 @@ def longest_text(target: Target, drafter: Drafter, memory: int) -> int:
 
 
 def _free_memory() -> int | None:
-    """Bytes that a device has left; None where it does not tell."""
+    """Free bytes of a device; None if the device does not report them."""
     told = jax.local_devices()[0].memory_stats() or {}
     return told["bytes_limit"] - told["bytes_in_use"] if "bytes_limit" in told else None

@@ -1,4 +1,4 @@
-"""`chat`: a conversation, turn by turn, with the cache kept between its turns."""
+"""`chat`: a conversation with the target that keeps its cache between turns."""
 
 import argparse
 import dataclasses
@@ -23,9 +23,9 @@ from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.chat_template import Turn, user_turn
 from redrafter_jax.text.tokenizer import require_text
 
-# Tokens of a conversation, unless an option says otherwise: its cache is made whole.
+# Default limit on the tokens of a conversation; the cache is allocated for all of them at once.
 _CONTEXT_LENGTH = 4096
-# With what each takes, if anything.
+# Each command's value, if it takes one.
 _COMMANDS = {
     "/system": "TEXT",
     "/temperature": "X",
@@ -36,16 +36,16 @@ _COMMANDS = {
     "/quit": "",
 }
 _HELP = """\
-/system TEXT      speak to the target as the system from now on; alone, tell what it is; -, nothing
-/temperature X    choose at temperature X from now on; 0 takes the most likely token
+/system TEXT      set the system message; - removes it, and /system alone shows it
+/temperature X    set the sampling temperature; 0 takes the most likely token
 /retry            answer the last message again, with the next seed
-/save FILE        write the conversation, as a line of JSON
-/reset            forget the conversation, not the system turn
-/help             this
+/save FILE        write the conversation as a line of JSON
+/reset            forget the conversation, but keep the system message
+/help             show this help
 /quit             end, as Ctrl-D does
-Ctrl-C stops an answer; what it said stays in the conversation. Every line is a message, and so is
-what is pasted as a whole; Alt-Enter begins another line of it. One that begins with / is typed with
-two."""
+Ctrl-C stops an answer and keeps its text in the conversation. Every line is a message, and pasted
+text is one message; Alt-Enter starts a new line within a message. Type // to begin a message with
+/."""
 _SEEDS = 2**31
 # Decode steps between two updates.
 _STEPS_PER_UPDATE = 2
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class _Conversation:
-    """The turns so far, and all that answers the next one."""
+    """The turns so far, with the models and the cache that answer the next message."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._screen = Screen(arguments.color, by_origin=arguments.show)
@@ -92,12 +92,12 @@ class _Conversation:
         """Obey a command, or answer a message.
 
         Raises:
-          InputError: there is no such command, its value cannot be used, or the message does not
-            fit; the conversation is as before.
+          InputError: the command is unknown, its value cannot be used, or the message does not fit;
+            the conversation is unchanged.
         """
         typed = message.strip()
         command, _, value = typed.partition(" ")
-        one_line = "\n" not in typed  # else it was pasted, and is no command
+        one_line = "\n" not in typed  # pasted text of several lines is never a command
         if not (one_line and command.startswith("/")) or command.startswith("//"):
             if typed:
                 require_text(message, "The message")
@@ -106,7 +106,8 @@ class _Conversation:
             return
         if command not in _COMMANDS:
             raise InputError(
-                f"{command} is no command; /help lists them, and // begins a message with /."
+                f"{command} is not a command; see /help, or begin the message with // if it starts "
+                "with /."
             )
         if value and not _COMMANDS[command]:
             raise InputError(f"{command} takes no value, but {value!r} was given; see /help.")
@@ -145,19 +146,19 @@ class _Conversation:
 
     def _retry(self) -> None:
         if len(self._turns) == len(self._opening):
-            raise InputError("No message was answered yet; /retry answers the last one again.")
+            raise InputError("There is no answer to retry yet; send a message first.")
         *earlier, message, _ = self._turns
         self._seed = (self._seed + 1) % _SEEDS
-        same = "" if self._decoder.sampling.temperature else "; greedily the answer is the same"
+        same = "" if self._decoder.sampling.temperature else "; greedy answers do not change"
         log(f"The seed is {self._seed}{same}.")
         self._answer(earlier, message["content"])
 
     def _save(self, name: str) -> None:
         if not name:
-            raise InputError("/save takes the name of a file to write; see /help.")
+            raise InputError("/save needs the name of a file to write; see /help.")
         path = Path(name).expanduser()
         if path.exists() and path.resolve() not in self._saved:
-            raise InputError(f"{path} exists; /save under another name.")
+            raise InputError(f"{path} exists already; give /save another name.")
         try:
             write_atomically(path, json.dumps({"messages": self._turns}, ensure_ascii=False) + "\n")
         except OSError as error:
@@ -186,9 +187,9 @@ class _Conversation:
         room = self._context_length - len(prompt)
         if room < 1:
             raise InputError(
-                f"With this message the conversation has {len(prompt)} tokens, but only "
-                f"{self._context_length} fit, an answer included; it was not sent. Shorten it, or "
-                "begin anew with /reset."
+                f"With this message the conversation has {len(prompt)} tokens, but it and its "
+                f"answer must fit into {self._context_length}; the message was not sent. Shorten "
+                "it, or start over with /reset."
             )
         limit = min(room, self._longest_answer or room)
         steps = self._decoder.steps_per_update(_STEPS_PER_UPDATE)
@@ -207,7 +208,7 @@ class _Conversation:
         self._turns = [*turns, {"role": "assistant", "content": text}]
         result, stopped = update.generation, stop.is_set()
         (tokens,) = result.tokens
-        # The first update is prefill's.
+        # The first update is prefill.
         decoding = stamps[-1] - stamps[0]
         rate = (counts[-1] - counts[0]) / decoding if len(stamps) > 1 else None
         summary = ("stopped; " if stopped else "") + describe_speed(result, rate)
@@ -216,19 +217,22 @@ class _Conversation:
             cost = own / self._baseline
             summary += "; " + describe_cost(result, cost)
             slower = result.acceptance_length < cost
-        if self._verbose or slower:  # else there is nothing to do about it
+        if self._verbose or slower:  # a fast answer calls for no action
             log(summary)
         ended = update.stopped[0] or tokens[-1] in self._decoder.format.stop_tokens
         if not stopped and len(tokens) == limit and not ended:
             log(
-                f"The context of {self._context_length} tokens is full; /reset begins anew."
+                f"The context of {self._context_length} tokens is full; /reset starts over."
                 if limit == room
-                else f"The answer ends at --max-new-tokens {limit}."
+                else f"The answer was cut off at --max-new-tokens {limit}."
             )
         self._screen.rule()
 
     def _compile(self) -> float | None:
-        """Prefill and one step, before the first answer; the seconds of a baseline step."""
+        """Compile prefill and one step before the first answer; returns seconds per baseline step.
+
+        None if the baseline cannot be timed.
+        """
         log(f"Compiling for {self._context_length} tokens of conversation ...")
         endless = self._decoder.format._replace(stop_tokens=())
         sampling = dataclasses.replace(self._decoder.sampling, min_tokens=0)
@@ -239,7 +243,7 @@ class _Conversation:
         for _ in islice(first, 2):
             pass
         baseline = baseline_seconds(decoder, [0], self._context_length, steps)
-        log("Ready; /help tells what else may be typed.")
+        log("Ready; /help lists the commands.")
         if self._screen.by_origin:
             log(self._screen.legend())
         return baseline

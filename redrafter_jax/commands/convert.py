@@ -1,4 +1,4 @@
-"""`convert`: a drafter or a target as a folder of safetensors."""
+"""`convert`: writes a drafter or a target as a folder of safetensors."""
 
 import argparse
 from dataclasses import replace
@@ -11,11 +11,11 @@ from redrafter_jax.files.convert import convert
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Convert, and say what was written and what quantizing changed.
+    """Convert the model, and print what was written and what quantizing changed.
 
     Raises:
-      InputError: the source cannot be read, the folder not be written, or options do not go
-        together.
+      InputError: the source cannot be read, the folder cannot be written, or options contradict
+        each other.
     """
     quantization = _quantization(arguments)
     windows = None if arguments.text is None else read_windows(arguments.text, arguments.source)
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _quantization(arguments: argparse.Namespace) -> Quantization | None:
-    """The formats that the options give; None where nothing is to be quantized."""
+    """The formats that the options give; None if nothing is to be quantized."""
     form = arguments.quantize
     given = {part: getattr(arguments, f"quantize_{part}") for part in ("embedding", "head")}
     given = {part: value for part, value in given.items() if value is not None}

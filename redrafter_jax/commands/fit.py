@@ -1,4 +1,4 @@
-"""`fit`: from a target alone to a draft head and its report."""
+"""`fit`: trains a draft head from a target alone, and reports its speed."""
 
 import argparse
 
@@ -6,11 +6,11 @@ from redrafter_jax.command_line import call_program, make_folder
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Fit a head; progress on stderr.
+    """Fit a head; progress goes to stderr.
 
     Raises:
-      InputError: the target cannot be used, the folder holds another fit or one that runs, there is
-        too little time, or what training needs is not installed.
+      InputError: the target cannot be used, the folder holds another fit or one that is running,
+        there is too little time, or a package that training needs is not installed.
     """
     from redrafter_jax.lock import hold  # imports JAX
 

@@ -1,4 +1,4 @@
-"""`generate`: the text that continues a prompt, while it is decided."""
+"""`generate`: continues a prompt and streams the text."""
 
 import argparse
 import sys
@@ -19,14 +19,14 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.text.tokenizer import require_text
 
-# Decode steps between two updates: a drafter prepares for all of them at once.
+# Decode steps per screen update; each update waits once for the device.
 _STEPS_PER_UPDATE = 4
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the text to stdout while it is decided, then the counts to stderr.
+    """Stream the text to stdout, then print statistics to stderr.
 
-    On a terminal these are one short line, unless more was asked for.
+    On a terminal the statistics are one short line, unless `--verbose` is given.
 
     Raises:
       InputError: a value, a file or the prompt cannot be used.
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     _, update, stamps, counts = show_stream(updates, decoder.format.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
-    # The first update compiles; what follows is decoding alone.
+    # The first two updates, prefill and the first decode steps, compile; leave both out.
     rate = (counts[-1] - counts[1]) / (stamps[-1] - stamps[1]) if len(stamps) > 2 else None
     own = update_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _read_prompt(argument: str) -> str:
     try:
         prompt = argument
-        if argument == "-":  # there is no stdin where whoever started the program closed it
+        if argument == "-":  # sys.stdin is None if the parent process closed it
             prompt = sys.stdin.read() if sys.stdin else ""
     except UnicodeDecodeError as error:
         raise InputError(f"The prompt on stdin is not UTF-8 text at byte {error.start}.") from None

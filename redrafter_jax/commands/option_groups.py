@@ -1,6 +1,6 @@
-"""Options that commands share, and the types of their values.
+"""Options that several commands share, and the types of their values.
 
-Options of decoding are the fields of the library's configurations: types, defaults and help.
+Types, defaults and help of the decoding options come from the library's configurations.
 """
 
 import argparse
@@ -24,40 +24,41 @@ from redrafter_jax.errors import InputError
 
 
 def add_models(command: argparse.ArgumentParser) -> None:
-    """Options that name the target and its drafter, and how they are loaded."""
+    """Add the options that name the target and its drafter, and how they are loaded."""
     command.add_argument(
         "--target",
-        help="folder, GGUF file or hub id of the target; without it SmolLM2-135M-Instruct, which "
-        "`redrafter fetch` downloads, and --no-drafter unless --drafter is given",
+        help="folder, GGUF file or hub id of the target; by default SmolLM2-135M-Instruct, which "
+        "`redrafter fetch` downloads, with --no-drafter unless --drafter is given",
     )
     drafters = command.add_mutually_exclusive_group()
     drafters.add_argument(
         "--drafter",
-        help="folder or hub id of a drafter trained for it; folder, GGUF file or hub id of a "
-        "smaller model with its vocabulary; or of the target itself self:int4, a quantized copy "
-        "(int8 and fp8 too), or self:layers=N, its first layers",
+        help="folder or hub id of a drafter trained for the target; folder, GGUF file or hub id of "
+        "a smaller model with the same vocabulary; or self:int4 (also int8 and fp8) for a "
+        "quantized copy of the target, or self:layers=N for the target's first N layers",
     )
     drafters.add_argument(
         "--no-drafter",
         action="store_true",
-        help="autoregressive, or with --lookup-tokens prompt lookup alone",
+        help="decode without a drafter: autoregressively, or with --lookup-tokens by prompt lookup "
+        "alone",
     )
     command.add_argument(
         "--dtype",
         choices=get_args(Dtype),
-        help="of the parameters (bfloat16 on a GPU, else float32)",
+        help="dtype of the parameters (bfloat16 on a GPU, else float32)",
     )
     command.add_argument(
         "--mesh-model",
         type=int,
         default=1,
         metavar="N",
-        help="devices that share the work, each with a part of the weights (%(default)s)",
+        help="number of devices that share the work, each with a part of the weights (%(default)s)",
     )
 
 
 def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
-    """Options that say how turns become text, or with `or_none` that they do not."""
+    """Add the options of the chat template; with `or_none` it may be "none", for plain prompts."""
     command.add_argument(
         "--chat-template",
         metavar="NAME",
@@ -69,9 +70,9 @@ def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> 
         "--template-arguments",
         type=mapping("{enable_thinking: false}"),
         metavar="MAPPING",
-        help="what the template is told besides, in YAML, such as '{enable_thinking: false}'",
+        help="further variables of the template, in YAML, such as '{enable_thinking: false}'",
     )
-    command.add_argument("--system", metavar="TEXT", help="a system turn that comes first")
+    command.add_argument("--system", metavar="TEXT", help="system message before the first turn")
 
 
 def _biases(text: str) -> dict[int, float]:
@@ -86,10 +87,10 @@ def _biases(text: str) -> dict[int, float]:
 
 
 def mapping(example: str) -> Callable[[str], dict[Any, Any]]:
-    """The type of an option whose value is a mapping in YAML, such as the example."""
+    """The type of an option whose value is a mapping in YAML; errors show the example."""
 
     def read(text: str) -> dict[Any, Any]:
-        # YAML takes 20 ms, for the few who need it.
+        # Importing YAML takes 20 ms, and few commands need it.
         from redrafter_jax.files.yaml_text import NotYamlError, parse_yaml
 
         value, why = None, ""
@@ -107,7 +108,7 @@ def mapping(example: str) -> Callable[[str], dict[Any, Any]]:
 
 
 def add_decoding(command: argparse.ArgumentParser) -> None:
-    """Options that choose tokens, and those of `add_tree`."""
+    """Add the options that choose tokens, and those of `add_tree`."""
     group = command.add_argument_group("how tokens are chosen")
     add_fields(group, SamplingConfig)
     group.add_argument(
@@ -115,20 +116,22 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
         action="append",
         type=not_empty("the text is empty; leave it out"),
         metavar="STRING",
-        help="end before this text; may be repeated",
+        help="end the text before this string; may be repeated",
     )
     held = group.add_mutually_exclusive_group()
     held.add_argument(
         "--json-schema",
         type=Path,
         metavar="FILE",
-        help="hold the text to JSON of this schema",
+        help="constrain the text to JSON that matches this JSON Schema",
     )
-    held.add_argument("--regex", metavar="PATTERN", help="hold the text to this expression")
+    held.add_argument(
+        "--regex", metavar="PATTERN", help="constrain the text to this regular expression"
+    )
     held.add_argument(
         "--ignore-eos",
         action="store_true",
-        help="go on to the limit of new tokens: let --stop alone end a text",
+        help="continue past end-of-text tokens up to the limit of new tokens, or to --stop",
     )
     group.add_argument(
         "--seed", type=int, default=0, help="the same seed gives the same text (%(default)s)"
@@ -137,21 +140,21 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
 
 
 def add_tree(command: argparse.ArgumentParser) -> None:
-    """Add the options for the shape of the drafted trees, and for when none is drafted."""
+    """Add the options for the shape of the drafted trees, and for decoding without drafts."""
     title = "how drafts are made, which changes the speed but never the text"
-    text = "Without any of these the tree is that of the drafter's draft.yaml, if it has one."
+    text = "Without these options the tree comes from the drafter's draft.yaml, if it has one."
     group = command.add_argument_group(title, text)
     add_fields(group, TreeConfig)
     group.add_argument(
         "--adaptive",
         choices=("on", "off"),
-        help="decode without drafts while a tree gains less than it costs (on, unless one of the "
-        "options above gives a tree)",
+        help="decode without drafts while a tree gains less than it costs (on, unless an option "
+        "above sets the tree)",
     )
 
 
 def add_fields(group: Any, config: type) -> None:
-    """An option for each field of a configuration, None where it is not given."""
+    """Add an option for each field of a configuration; options that are not given are None."""
     texts = field_docs(config)
     for field in fields(config):
         text = texts.get(field.name, "").replace("%", "%%")
@@ -188,7 +191,7 @@ _UNITS = ["", "K", "M", "G", "T"]
 
 
 def size(text: str) -> int:
-    """The type of an option in bytes: 40GB is 40 * 1000^3 of them, 40GiB 40 * 1024^3."""
+    """The type of an option in bytes: 40GB is 40 * 1000^3 bytes, 40GiB is 40 * 1024^3 bytes."""
     stated = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(I?)B?", text.strip().upper())
     if stated is None:
         raise argparse.ArgumentTypeError(f"{text} is given; it must be a size such as 40GB")
@@ -197,7 +200,7 @@ def size(text: str) -> int:
 
 
 def not_empty(problem: str) -> Callable[[str], str]:
-    """The type of an option whose value is a text; an empty one is an error with this problem."""
+    """The type of an option whose value is a text; an empty text is an error with this problem."""
 
     def read(text: str) -> str:
         if not text:
@@ -213,7 +216,7 @@ def option_of(field: str) -> str:
 
 
 def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Those fields of a configuration whose options are given, and their values."""
+    """The fields of a configuration whose options are given, with their values."""
     values = {field.name: getattr(arguments, field.name) for field in fields(config)}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -221,10 +224,10 @@ def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]
 def config_of[Config: Checked](
     config: type[Config], arguments: argparse.Namespace, default: Config | None = None
 ) -> Config:
-    """The configuration that the options of its fields give, beside a default one.
+    """The configuration from its options; other fields come from `default` or the class.
 
     Raises:
-      InputError: a value is outside its limits; the sentence begins with its option.
+      InputError: a value is outside its limits; the sentence begins with the option.
     """
     given = given_options(config, arguments)
     try:

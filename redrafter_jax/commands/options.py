@@ -1,4 +1,4 @@
-"""What the options of the commands that decode stand for: models, template, ends."""
+"""Loads what the options of the decoding commands name: models, chat template, stop tokens."""
 
 import argparse
 import json
@@ -41,13 +41,13 @@ class TextDecoder(NamedTuple):
     """The models and settings that decode a command's texts.
 
     Attributes:
-      target: the target.
+      target: the target model.
       drafter: the drafter, checked for this target; None for autoregressive decoding.
-      tree: the shape of its trees, or the tuner's table.
-      adaptive: whether plain decoding takes over where a tree does not pay.
+      tree: the shape of the drafter's trees, or the tuner's table of shapes.
+      adaptive: whether to decode without drafts while a tree costs more than it gains.
       sampling: how tokens are chosen.
-      format: the way prompts are written, and what ends a continuation.
-      grammar: what texts are held to; None for anything.
+      format: how prompts are written, and what ends a continuation.
+      grammar: the grammar that constrains the texts; None for no constraint.
     """
 
     target: Target
@@ -59,7 +59,7 @@ class TextDecoder(NamedTuple):
     grammar: CompiledGrammar | None = None
 
     def steps_per_update(self, most: int) -> int:
-        """Decode steps between two updates: `most`, but one where strings end a row."""
+        """Decode steps between two updates: 1 if stop strings can end a row, else `most`."""
         return 1 if self.format.stop_strings else most
 
     def stream(
@@ -98,11 +98,11 @@ def open_decoder(
     Args:
       arguments: the command's options.
       files: the target's files.
-      texts: messages, or prompts: the first that the template writes shows how it ends an answer.
+      texts: messages or prompts; the first that the template can format shows how answers end.
       batch_size: rows that will be decoded together.
 
     Raises:
-      InputError: a value, a file or a folder cannot be used, or they do not go together.
+      InputError: a value, a file or a folder cannot be used, or two of them contradict each other.
     """
     sampling = config_of(SamplingConfig, arguments)
     found, tree = find_drafting(arguments, files)
@@ -129,7 +129,7 @@ def _grammar_of(
 
 
 def read_schema(arguments: argparse.Namespace) -> Any:
-    """The JSON schema of `--json-schema`; None where it is not given."""
+    """The JSON schema of `--json-schema`; None if the option is not given."""
     if arguments.json_schema is None:
         return None
     try:
@@ -153,13 +153,13 @@ def load_prompt_format(
     Args:
       arguments: the command's options.
       files: the target's files.
-      texts: messages, the first of which that the template writes shows how it ends an answer.
-      stops: strings that end a continuation too.
+      texts: messages; the first that the template can format shows how answers end.
+      stops: strings that also end a continuation.
 
     Raises:
-      InputError: a file cannot be used, or an option does not go with the template.
+      InputError: a file cannot be used, or an option contradicts the template.
     """
-    config = files.config  # first: it refuses what is no target
+    config = files.config  # first, because it refuses files that are not a target
     tokenizer = files.tokenizer
     template, opening = _template_of(arguments, files), []
     if arguments.system is not None:
@@ -175,14 +175,14 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
     name, option = arguments.chat_template, option_of("chat_template") + " "
     if arguments.chat and name == NONE:
         raise InputError(
-            "A conversation is written by a chat template, and --chat-template none continues the "
-            "prompt as it stands; name another, or leave it out."
+            "A conversation needs a chat template, and --chat-template none gives it none; name "
+            "another template, or leave the option out."
         )
     asked = OWN if arguments.chat and name is None else name
     template = find_template(asked, files, option, arguments.template_arguments)
     if template is NO_TEMPLATE and arguments.system is not None:
         raise InputError(
-            "--system is for conversations, and the prompt is continued as it stands; give another "
+            "--system needs a chat template, but the prompt is continued as it stands; give "
             "--chat-template, or leave --system out."
         )
     return template
@@ -191,13 +191,13 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
 def find_drafting(
     arguments: argparse.Namespace, files: TargetFiles
 ) -> tuple["FoundDrafter | None", TreeConfig | TreeTable]:
-    """The drafter that the options name, no weight read yet, and how drafts are made.
+    """The drafter that the options name, before its weights are read, and the tree or tree table.
 
-    That is as the options say, or else as the drafter's table does; what neither says is as the
-    drafter has it by default.
+    The tree comes from the options, or else from the drafter's table; settings that neither gives
+    have the drafter's defaults.
 
     Raises:
-      InputError: an option cannot be used, or the table, or the drafter's files.
+      InputError: an option, the table or one of the drafter's files cannot be used.
     """
     given = given_options(TreeConfig, arguments)
     idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
@@ -213,7 +213,7 @@ def find_drafting(
 
 
 def adaptive_of(arguments: argparse.Namespace) -> bool:
-    """Whether a tree gives way where it does not pay: unless one is given, or as asked."""
+    """Whether decoding is adaptive: as `--adaptive` says; by default, if no option sets a tree."""
     if arguments.adaptive is not None:
         return arguments.adaptive == "on"
     return not given_options(TreeConfig, arguments)
@@ -222,7 +222,7 @@ def adaptive_of(arguments: argparse.Namespace) -> bool:
 def _tree_for(
     tree: TreeConfig | TreeTable, batch_size: int, temperature: float
 ) -> TreeConfig | TreeTable | None:
-    """The tree, or the nearest one of a table, which is logged; None drafts none."""
+    """The tree, or a table's nearest tree, which is logged; None for no drafts."""
     if isinstance(tree, TreeConfig):
         return tree
     tuned = tree.nearest(batch_size, temperature)
@@ -252,15 +252,16 @@ def load_models(
       arguments: the command's options.
       files: the target's files.
       found: the drafter, from `find_drafting`.
-      tree: the shape of the trees, or a table of them; None for no drafter.
+      tree: the shape of the trees, or a table of shapes; None for no drafter.
 
     Raises:
-      InputError: a file cannot be used, or there are fewer devices.
+      InputError: a file cannot be used, or there are too few devices.
     """
     parts = arguments.mesh_model
     if not 1 <= parts <= jax.device_count():
         raise InputError(
-            f"--mesh-model is {parts}; it must be from 1 to the {jax.device_count()} devices here."
+            f"--mesh-model is {parts}; it must be from 1 to {jax.device_count()}, the number of "
+            "devices."
         )
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = dtype_of(arguments)
@@ -280,5 +281,5 @@ def load_models(
 
 
 def dtype_of(arguments: argparse.Namespace) -> str:
-    """The dtype that the options name, or this device's."""
+    """The dtype that the options name, or the device's default."""
     return arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")

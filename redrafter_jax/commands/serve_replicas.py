@@ -1,4 +1,4 @@
-"""`serve --replicas`: several engines behind one endpoint, by Ray Serve."""
+"""`serve --replicas`: several engines behind one endpoint, run by Ray Serve."""
 
 import argparse
 import os
@@ -18,26 +18,26 @@ from redrafter_jax.serving.server import listen
 
 
 def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
-    """Serve until SIGTERM or Ctrl-C, or deploy in a cluster that runs already.
+    """Serve until SIGTERM or Ctrl-C, or deploy to a cluster that is running already.
 
     Raises:
       InputError: an argument or a file cannot be used, or the replicas do not start.
     """
     if arguments.port == 0:
-        raise InputError("--port is 0, but the endpoint of replicas needs a number; give one.")
-    # What is wrong with files is told before any process starts.
+        raise InputError("--port is 0, but replicas need a fixed port; give its number.")
+    # Report errors in files before any process starts.
     files = open_target(arguments.target)
     find_drafting(arguments, files)
     load_prompt_format(arguments, files, ["Hello"])
     for option in ("target", "drafter"):
         given = getattr(arguments, option)
-        if given is not None and Path(given).exists():  # replicas have another working folder
+        if given is not None and Path(given).exists():  # replicas run in another working folder
             setattr(arguments, option, str(Path(given).resolve()))
     endpoint = Endpoint(arguments.host, arguments.port, arguments.api_key)
     warn_if_open(arguments)
     own = not os.environ.get("RAY_ADDRESS")
     if own:
-        listen(endpoint.host, endpoint.port).close()  # refuses one that is taken
+        listen(endpoint.host, endpoint.port).close()  # refuses a port that is in use
     cluster = Cluster(own)
     log(f"Starting {replicas.replicas or 1} replicas; each compiles before it answers.")
     application = make_application(
@@ -52,8 +52,8 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
     if not own:
         return
     told_to_end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # in place of Ray's, which lets no answer end
+    for number in (signal.SIGTERM, signal.SIGINT):  # replaces Ray's handlers, which cut answers off
         signal.signal(number, lambda *_: told_to_end.set())
     told_to_end.wait()
-    log("Shutting down: running answers may end.")
+    log("Shutting down after running answers have ended.")
     cluster.end()

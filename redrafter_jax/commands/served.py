@@ -29,9 +29,9 @@ from redrafter_jax.text.tool_styles import ToolFormat, tool_format
 
 
 def warn_if_open(arguments: argparse.Namespace) -> None:
-    """Tell whoever starts a server that others may ask it without a key."""
+    """Warn about a server that can be reached from outside and asks for no key."""
     if arguments.host not in LOOPBACK and arguments.api_key is None:
-        log(f"Anyone who can reach {arguments.host} may ask; --api-key asks for a key.")
+        log(f"Anyone who can reach {arguments.host} may send requests; --api-key requires a key.")
 
 
 def load_served(arguments: argparse.Namespace) -> tuple[Engine, ServedModel]:
@@ -68,13 +68,12 @@ def load_served(arguments: argparse.Namespace) -> tuple[Engine, ServedModel]:
 
 
 def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> ToolFormat | None:
-    """How answers call tools: as --tool-parser says, or else the chat template."""
+    """Format of tool calls, from --tool-parser or else from the chat template; None for none."""
     template = prompt_format.template
     if arguments.tool_parser and not template.tools:
         raise InputError(
-            f"--tool-parser {arguments.tool_parser} is given, but the chat template of "
-            f"{template.name} writes no tools; leave it out, or give one that does by "
-            "--chat-template."
+            f"--tool-parser is {arguments.tool_parser}, but the chat template of {template.name} "
+            "does not support tools; leave --tool-parser out, or give another --chat-template."
         )
     style = arguments.tool_parser or template.call_style
     if style is None or not template.tools:
@@ -83,8 +82,8 @@ def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> Too
 
 
 def fingerprint(target: Target) -> str:
-    """Digest of all that may change rounding, and so a text, besides the request."""
-    # Of a quantized target the norms alone have the activations' dtype.
+    """Digest of everything besides the request that may change rounding, and with it the text."""
+    # In a quantized target only the norms have the dtype of activations.
     arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
     versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]
     devices = target.mesh and target.mesh.shape, jax.devices()[0].device_kind

@@ -1,4 +1,4 @@
-"""Text as it is decided, and what that cost: tokens per second, and calls of the baseline."""
+"""Shows text while it is decoded, and measures its speed against the autoregressive baseline."""
 
 import dataclasses
 import time
@@ -17,16 +17,16 @@ from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.types import LOOKUP
 
-# Updates that a median is taken of: at least, and of the baseline.
+# The least number of updates for a median, and the number for the baseline.
 _UPDATES, _BASELINE_UPDATES = 3, 5
-# A speed-up below it is worth advice: two measurements of one text differ by so much.
+# Give advice below this speed-up; measurements of the same text differ by about this much.
 _CLEARLY_SLOWER = 0.95
-# Decodes without drafts, whatever the drafter.
+# A table that makes any drafter decode without drafts.
 _ROOT_ALONE = TreeTable("", "", (TunedTree(1, 0.0, None, 1.0, 1.0),))
 
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
-    """A line on how row 0 was decoded."""
+    """A line of statistics on row 0."""
     count, calls = len(result.tokens[0]), result.steps[0]
     speed = "" if tokens_per_second is None else f" {tokens_per_second:.1f} tokens/s,"
     return (
@@ -38,7 +38,7 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
 def describe_shortly(
     result: Generation, tokens_per_second: float | None, cost: float | None
 ) -> str:
-    """The same for people: tokens, their pace, and the speed-up where a call's cost is known."""
+    """A short line on row 0: tokens, tokens per second, and the speed-up if the cost is known."""
     parts = [f"{len(result.tokens[0])} tokens"]
     if tokens_per_second is not None:
         parts.append(f"{tokens_per_second:.1f} tokens/s")
@@ -48,7 +48,7 @@ def describe_shortly(
 
 
 def describe_acceptance(result: Generation, rows: int) -> str:
-    """The acceptance length, and what of it each of several drafters gained in the first rows."""
+    """The acceptance length, and each drafter's share in the first `rows` rows if several draft."""
     calls, sources = sum(result.steps[:rows]), result.accepted_by
     of_it = ""
     if len(sources) > 1 and calls:
@@ -58,9 +58,9 @@ def describe_acceptance(result: Generation, rows: int) -> str:
 
 
 def describe_cost(result: Generation, cost: float) -> str:
-    """A sentence on a target call's cost in calls of the baseline, and on the speed-up of row 0.
+    """A sentence on the speed-up of row 0 and on `cost`, a target call's time in baseline calls.
 
-    What prompt lookup gains is not called the head's, nor what any drafter guesses.
+    Names prompt lookup, or text that repeats itself, as the source of the speed-up if it is.
     """
     speed_up = result.acceptance_length / cost
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
@@ -76,28 +76,28 @@ def describe_cost(result: Generation, cost: float) -> str:
         return sentence
     accepted = {name: counts[0] for name, counts in result.accepted_by.items()}
     if not any(accepted.values()):
-        return f"{sentence}; nothing that was drafted was accepted"
+        return f"{sentence}; no drafted token was accepted"
     if not alone and 2 * accepted.get(LOOKUP, 0) > sum(accepted.values()):
-        sentence += " by prompt lookup, for which no head is needed (--no-drafter)"
+        sentence += " by prompt lookup, which needs no head (--no-drafter)"
     if repeats_itself(result.tokens[0]):
         sentence += "; the text repeats itself, which any drafter guesses"
     return sentence
 
 
 def update_seconds(stamps: Sequence[float]) -> float | None:
-    """Median seconds of an update, from the times after each; None where they are too few."""
+    """Median seconds per update, from the times at the ends of updates; None for too few."""
     updates = [after - before for before, after in pairwise(stamps)]
     return median(updates) if len(updates) >= _UPDATES else None
 
 
 class ShownText(NamedTuple):
-    """A text that was shown as it came.
+    """A text that was shown while it was decoded.
 
     Attributes:
       text: the text of row 0.
-      update: the last update; None where there was none.
-      stamps: seconds after each update, the first of which is prefill's.
-      counts: numbers of tokens decided until then.
+      update: the last update; None if there was none.
+      stamps: clock times in seconds at the end of each update, of which the first is prefill.
+      counts: numbers of tokens decoded at these times.
     """
 
     text: str
@@ -109,21 +109,21 @@ class ShownText(NamedTuple):
 def show_stream(
     updates: Generator[Update], gap: str, screen: Screen, stop: Event | None = None
 ) -> ShownText:
-    """Write the text of row 0 as it comes, without the gap that an answer begins with.
+    """Write the text of row 0 to the screen while it is decoded.
 
     Args:
-      updates: the updates of a stream, which is closed in the end.
-      gap: what the chat template writes before an answer, left out here.
-      screen: where the text goes.
-      stop: an event that ends the text after the next update; Ctrl-C sets it. Without it Ctrl-C
-        raises KeyboardInterrupt.
+      updates: the updates of a stream, which is closed at the end.
+      gap: text that the chat template writes before an answer; it is not shown.
+      screen: the screen to write to.
+      stop: an event that ends the text after the next update; Ctrl-C sets it. Without an event
+        Ctrl-C raises KeyboardInterrupt.
     """
     whole, text, update, stamps, counts = "", "", None, [], []
     decided = 0
     try:
         for update in updates:
             gained = max(1, len(update.tokens[0]))
-            # In pieces only where these differ in colour.
+            # Write piece by piece only if pieces differ in colour.
             pieces = [(token.text, token.origin) for token in update.pieces[0]]
             for piece, origin in pieces if screen.by_origin else [(update.texts[0], None)]:
                 before, whole = len(text), whole + piece
@@ -152,25 +152,25 @@ def baseline_seconds(
     steps_per_update: int,
     kept_cache: KeptCache | None = None,
 ) -> float | None:
-    """The median of a baseline update's seconds, compiling left out.
+    """Median seconds per update of the baseline, without compiling.
 
-    None for the baseline itself, and for texts that are held to a grammar, which says where they
-    end.
+    None if the decoder is the baseline itself, if a grammar, which may end the text, constrains it,
+    or if `room` is too small.
 
     Args:
       decoder: the decoder whose updates are compared with the baseline.
-      prompt: prompt of the steps to compare with, for a step's time grows with the text.
-      room: number of tokens in the cache, prompt included; too few give no measurement.
-      steps_per_update: decode steps in each of the updates to compare with.
-      kept_cache: a cache to borrow; its text is forgotten.
+      prompt: token ids of the decoder's prompt; a step's time grows with the text's length.
+      room: number of tokens in the cache, including the prompt.
+      steps_per_update: decode steps per update of the decoder.
+      kept_cache: a cache to reuse; its text is overwritten.
     """
-    # Prefill is an update too.
+    # Prefill is one of the updates.
     needed = 1 + steps_per_update * (1 + _BASELINE_UPDATES)
     if decoder.drafter is None or isinstance(decoder.drafter, RootOnly) or decoder.grammar:
         return None
     if room < len(prompt) + needed:
         return None
-    # The drafter reads on, so that prefill is not compiled again.
+    # Keep the drafter in the program, so that prefill is not compiled again.
     endless = decoder.format._replace(stop_tokens=(), stop_strings=[])
     baseline = decoder._replace(
         tree=_ROOT_ALONE,

@@ -1,4 +1,4 @@
-"""A conversation on a terminal or in a pipe: messages in, text out, colours, Ctrl-C."""
+"""Input and output of a conversation on a terminal or in a pipe: messages, colours, Ctrl-C."""
 
 import os
 import signal
@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 from redrafter_jax.errors import InputError
 
-# `LOOKUP` of `redrafter_jax.types`, which imports JAX.
+# A copy of `redrafter_jax.types.LOOKUP`, because that module imports JAX.
 LOOKUP = "lookup"
 
-# How many tokens a call gained, from one to five and more: plain, cyan, green, yellow, magenta.
+# Colours by the tokens that a call gained: 1 plain, 2 cyan, 3 green, 4 yellow, 5 or more magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
-# Who proposed a token: the target itself, any drafter, prompt lookup.
+# Colours by the source of a token: the target itself, a drafter, prompt lookup.
 _OWN, _DRAFTED, _LOOKED_UP = "", "\x1b[36m", "\x1b[33m"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-# Cells of a line below which words are not kept whole.
+# On lines with fewer cells, words may break anywhere.
 _NARROWEST = 8
 
 _PICTURES = {
@@ -33,10 +33,10 @@ When = Literal["auto", "always", "never"]
 
 
 def visible(text: str) -> str:
-    """The text with control characters replaced, for a terminal would obey them.
+    """The text with control characters replaced, because a terminal would execute them.
 
-    Newlines and tabs stay. Of the others those of ASCII become their pictures, such as ␛, and those
-    of C1, U+0080 to U+009F, a replacement character.
+    Newlines and tabs stay. ASCII control characters become their symbols, such as ␛, and C1 control
+    characters (U+0080 to U+009F) become the replacement character.
     """
     return text.translate(_PICTURES)
 
@@ -47,23 +47,23 @@ def log(sentence: str) -> None:
 
 
 def _is_capable() -> bool:
-    """Whether stdout is a terminal that obeys escape sequences."""
+    """Whether stdout is a terminal that supports escape sequences."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Screen:
-    """stdout: answers as they come.
+    """Writes answers to stdout while they are decoded.
 
-    On a terminal their control characters are made visible, and a word that meets the edge moves to
-    the next line.
+    On a terminal, control characters are shown as symbols, and a word that reaches the edge moves
+    to the next line.
 
     Args:
-      colour: whether pieces have colours; `auto` where stdout is a terminal that can, unless
-        NO_COLOR is set.
-      by_origin: whether colours tell who proposed a token, not what its target call gained.
+      colour: whether text is coloured; `auto` colours it if stdout is a terminal that supports
+        colours, unless NO_COLOR is set.
+      by_origin: whether colours show who proposed a token, not how many tokens its call gained.
 
     Raises:
-      InputError: they shall tell that, and there are none.
+      InputError: `by_origin` is set, but text is not coloured.
     """
 
     def __init__(self, colour: When, *, by_origin: bool = False) -> None:
@@ -74,15 +74,15 @@ class Screen:
         self.by_origin = by_origin
         if by_origin and not self._coloured:
             raise InputError(
-                "--show is in colours, which this output does not have; give --color always, or "
+                "--show needs colours, which this output does not have; give --color always, or "
                 "leave --show out."
             )
         self._column = 0
-        # Of the word that the cursor is in: what it is painted as, and its cells.
+        # The coloured text of the word at the cursor, and its width in cells.
         self._word, self._word_cells = "", 0
 
     def write(self, text: str, gained: int = 1, origin: str | None = None) -> None:
-        """A piece of an answer, from a call that gained so many tokens, proposed by `origin`."""
+        """Write a piece of an answer, proposed by `origin` in a call that gained so many tokens."""
         if self._is_terminal:
             text = visible(text)
         if not self._coloured:
@@ -96,42 +96,42 @@ class Screen:
         self._out.flush()
 
     def legend(self) -> str:
-        """The meaning of the colours; "" where there are none."""
+        """The meaning of the colours; "" if text is not coloured."""
         if not self._coloured:
             return ""
         if self.by_origin:
             names = {"the target": _OWN, "the drafter": _DRAFTED, "prompt lookup": _LOOKED_UP}
             shown = ", ".join(_painted(name, colour) for name, colour in names.items())
-            return f"Colours tell who proposed a token: {shown}."
+            return f"Colours show who proposed a token: {shown}."
         numbers = [str(count) for count in range(1, len(_COLOURS))] + [f"{len(_COLOURS)} or more"]
         shown = (_painted(n, colour) for colour, n in zip(_COLOURS, numbers, strict=True))
-        return "Colours tell how many tokens a call of the target gained: " + " ".join(shown)
+        return "Colours show how many tokens a target call gained: " + " ".join(shown)
 
     def rule(self) -> None:
-        """Draw a line between two turns, on a terminal."""
+        """Draw a line between two turns on a terminal."""
         if width := self._width():
             self._out.write(_painted("─" * width, _DIM if self._coloured else "") + "\n")
             self._out.flush()
 
     def _width(self) -> int | None:
-        """Cells of a line, the last one left out, where terminals differ; None does not wrap."""
+        """Cells of a line without the last, where terminals differ; None for no wrapping."""
         if not self._wraps:
             return None
         try:
             width = os.get_terminal_size(self._out.fileno()).columns - 1
-        except (OSError, ValueError):  # no terminal, although it says so
+        except (OSError, ValueError):  # not a terminal, although isatty() says so
             return None
         return width if width >= _NARROWEST else None
 
     def _wrapped(self, text: str, colour: str, width: int) -> str:
-        """The text painted, with what moves a word that has begun to the next line."""
-        from wcwidth import wcwidth  # few write to a terminal
+        """The coloured text, with escape sequences that move an overflowing word to a new line."""
+        from wcwidth import wcwidth  # imported here because only terminals need it
 
         shown = run = ""
         for character in text:
             cells = 8 - self._column % 8 if character == "\t" else max(0, wcwidth(character))
             overflows = self._column + cells > width
-            parts = character in " \t\n" or cells > 1  # Chinese may break anywhere
+            parts = character in " \t\n" or cells > 1  # lines may break at any Chinese character
             if overflows and not parts and 0 < self._word_cells < self._column:
                 back = f"\x1b[{self._word_cells}D\x1b[K\n"
                 shown, run = shown + _painted(run, colour) + back + self._word, ""
@@ -155,15 +155,15 @@ def _painted(text: str, colour: str) -> str:
 
 
 def read_messages() -> Iterator[str]:
-    """Lines of stdin; where somebody types, what is pasted is one message, whatever its lines.
+    """Messages from stdin, one per line; on a terminal, pasted text is one message.
 
-    Ctrl-C at the prompt drops what was typed.
+    Ctrl-C at the prompt discards the typed text.
     """
-    if sys.stdin is None:  # closed by whoever started the program
+    if sys.stdin is None:  # the parent process closed it
         return
     typed = sys.stdin.isatty()
     ask = _editor() if typed and _is_capable() else None
-    # Bytes that are no UTF-8 become lone surrogates, which the reader refuses by name.
+    # Bytes that are not UTF-8 become lone surrogates, which `require_text` refuses.
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     while True:
@@ -182,13 +182,13 @@ def read_messages() -> Iterator[str]:
         except KeyboardInterrupt:
             if not typed:
                 raise
-            log("\nCtrl-D or /quit ends.")
+            log("\nCtrl-D or /quit ends the conversation.")
 
 
 def _editor() -> Any:
-    """A prompt whose lines are edited, with a history over sessions."""
-    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # no questions that terminals answer late
-    # Slow, and only terminals need it.
+    """A prompt with line editing and a history that is kept between sessions."""
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # some terminals answer CPR requests late
+    # Imported here because it is slow, and only terminals need it.
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
@@ -202,14 +202,14 @@ def _editor() -> Any:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)):
             history = FileHistory(path)
-    except (OSError, RuntimeError) as error:  # a folder that cannot be written, or no home
-        log(f"What is typed is not kept for the next session: {error}.")
+    except (OSError, RuntimeError) as error:  # the folder cannot be written, or there is no home
+        log(f"The input history is not kept for the next session: {error}.")
     return PromptSession("> ", history=history, key_bindings=keys)
 
 
 @contextmanager
 def ctrl_c_event() -> Generator[Event]:
-    """An event that Ctrl-C sets; pressed once more, Ctrl-C raises KeyboardInterrupt as ever."""
+    """An event that the first Ctrl-C sets; a second Ctrl-C raises KeyboardInterrupt as usual."""
     pressed = Event()
     before = signal.getsignal(signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""What heads of all kinds have in common of their shape; the rest of it lies with each kind."""
+"""The shape fields that all kinds of heads share; each kind adds its own."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,17 +13,18 @@ Head = Literal["own", "target", "low_rank"]
 
 @dataclass(frozen=True)
 class HeadConfig(Checked):
-    """Shape of a head of any kind, each of which adds fields of its own.
+    """Shape fields that all kinds of heads share; each kind adds its own.
 
     Attributes:
       vocab_size: the target's vocabulary, V.
       hidden_size: the target's width, D.
-      draft_tokens: the tokens that can be drafted, in rising order: a head over few of V tokens is
-        read faster, and a token it cannot draft is still decoded, by the target. None for all V.
-      head: "own" for a vocabulary projection of the drafter's; "low_rank" for one in two factors;
-        "target" for the target's own, which the drafter does not store.
-      context_layers: layers of the target, counted from 0, whose hidden states the drafter reads
-        beside the last one.
+      draft_tokens: ids of the tokens that can be drafted, in increasing order; None for all V. A
+        head over fewer tokens is faster, and the target still decodes the tokens that it leaves
+        out.
+      head: the vocabulary projection: "own" for the drafter's own matrix; "low_rank" for the
+        drafter's own in two factors; "target" for the target's, which the drafter does not store.
+      context_layers: indices from 0 of the target's layers whose hidden states the drafter reads
+        in addition to the last layer's.
     """
 
     vocab_size: Count
@@ -45,7 +46,7 @@ class HeadConfig(Checked):
             require(before < token <= most, self, "draft_tokens", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees that take more tokens than can be drafted; kinds refuse others too."""
+        """Refuse trees that take more tokens than can be drafted; kinds add their own checks."""
         tree.check_tokens(self.draft_vocab_size)
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:

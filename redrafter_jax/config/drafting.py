@@ -1,4 +1,4 @@
-"""How a drafter drafts, how the target chooses, and what its text is held to."""
+"""Settings of drafting, of sampling, and of grammars that constrain the text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,29 +17,31 @@ class TreeConfig(Checked):
     """How a tree is drafted in one decode step.
 
     Attributes:
-      beam_width: W, beams kept per round; of heads that draft by rank the best tokens taken of
-        each.
-      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); of heads that
-        draft by rank how many are used.
-      num_nodes: N, tree nodes that the target verifies, root and lookup tokens included; by default
-        `1 + R * W + lookup_tokens`, all that the beams give.
-      final_beams_only: keep only nodes that a final beam descends from, the paper's tree.
+      beam_width: W, beams kept per round; for heads that draft by rank, the number of best tokens
+        taken from each head.
+      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); for heads that
+        draft by rank, the number of heads that are used.
+      num_nodes: N, tree nodes that the target verifies, including the root and the lookup tokens;
+        by default `1 + R * W + lookup_tokens`, every token of the beams.
+      final_beams_only: keep only the nodes on the paths of the final beams, as in the paper.
       sharpness: factor on the draft scores before they are normalised and summed along a beam; 1.0
         ranks beams by the drafter's own log-probabilities.
-      candidates: a beam's scores are normalised over this many of its best tokens, W or more; by
-        default over all, in Apple's code over 50.
+      candidates: number of best tokens, W or more, over which a beam's scores are normalised; by
+        default all tokens (Apple's code uses 50).
       lookup_tokens: C, how many of the N nodes prompt lookup drafts: the tokens that followed the
         last earlier occurrence of the text's suffix; 0 for none, as in the paper.
-      static_tree: heads that draft by rank draft the same tree of ranks in every step, not the most
-        probable paths of the step: the N - 1 paths that are likeliest in general. In Python and
-        YAML the paths may be given instead of True, such as ((0,), (1,), (0, 0)) for the two best
-        tokens of the first head and below the best one the best of the second.
-      rerank: choose the N nodes among all extensions of the beams, not only among the beams: those
-        that no round goes on from are leaves (after EAGLE-2, arXiv 2406.16858, section 4.2). N may
-        then be above `1 + R * W`, up to one more than the tokens that can be drafted.
-      mean_nodes: nodes per row that the target verifies in a batch, on average: a step shares B
-        times as many among the rows, for the nodes that the drafter finds likeliest, whosever they
-        are; a row that has ended leaves its own to others. By default every row has N.
+      static_tree: for heads that draft by rank, draft the same tree of ranks in every step, the
+        N - 1 paths that are likeliest in general, instead of each step's most probable paths. In
+        Python and YAML the paths may be given instead of True: ((0,), (1,), (0, 0)) takes the two
+        best tokens of the first head and, after the best one, the best token of the second head.
+      rerank: choose the N nodes among all extensions of the beams, not only among the beams;
+        extensions that no later round continues become leaves (after EAGLE-2, arXiv 2406.16858,
+        section 4.2). N may then exceed `1 + R * W`, up to one more than the number of tokens that
+        can be drafted.
+      mean_nodes: average number of nodes per row that the target verifies in a batch of B rows:
+        each step verifies the `B * mean_nodes` nodes that the drafter finds likeliest, in whichever
+        rows they are; a row that has ended leaves its share to the others. By default every row has
+        N nodes.
     """
 
     beam_width: Count = 8
@@ -65,15 +67,15 @@ class TreeConfig(Checked):
         )
         fits = least <= self.budget and (self.rerank or self.budget <= self.max_nodes)
         require(fits, self, "num_nodes", problem)
-        problem = f"is {self.mean_nodes}; a row has {self.budget} nodes, so give that or fewer."
+        problem = f"is {self.mean_nodes}; a row has {self.budget} nodes, so give at most that many."
         require((self.mean_nodes or 1) <= self.budget, self, "mean_nodes", problem)
-        problem = "is True beside rerank, which keeps nodes of no beam; leave one of them out."
+        problem = "is True together with rerank, which keeps nodes outside beams; leave one out."
         require(not (self.final_beams_only and self.rerank), self, "final_beams_only", problem)
         taken = self.extensions
-        problem = f"is {self.candidates}; a beam of beam_width={width} needs that many or more."
+        problem = f"is {self.candidates}; it must be at least beam_width={width}."
         if taken > width:
             problem = (
-                f"is {self.candidates}; rerank of {self.beam_nodes} nodes needs {taken} or more."
+                f"is {self.candidates}; rerank with {self.beam_nodes} nodes needs at least {taken}."
             )
         require((self.candidates or taken) >= taken, self, "candidates", problem)
 
@@ -85,21 +87,21 @@ class TreeConfig(Checked):
             isinstance(path, tuple) and all(type(rank) is int for rank in path) for path in paths
         )
         check(is_paths, f"is {paths!r}; it must be True, False or a tuple of tuples of ranks.")
-        check(len(paths) > 0, "is empty; give paths, or True for those that are likeliest.")
-        check(self.num_nodes is None, "gives the paths, which are the nodes; leave num_nodes out.")
+        check(len(paths) > 0, "is empty; give paths, or True for the likeliest paths.")
+        check(self.num_nodes is None, "already sets the number of nodes; leave num_nodes out.")
         known = {(), *paths}
-        check(len(known) == len(paths) + 1, "holds a path twice, or an empty one; take it out.")
+        check(len(known) == len(paths) + 1, "holds a path twice or an empty path; remove it.")
         for path in paths:
-            check(path[:-1] in known, f"holds {path} and not {path[:-1]}, where it begins; add it.")
+            check(path[:-1] in known, f"holds {path} without its parent {path[:-1]}; add it.")
             inside = all(0 <= rank < self.beam_width for rank in path)
             check(
                 inside and len(path) <= self.draft_rounds,
-                f"holds {path}; its ranks must be below beam_width={self.beam_width}, and "
-                f"draft_rounds={self.draft_rounds} of them at most.",
+                f"holds {path}; a path has at most draft_rounds={self.draft_rounds} ranks, each "
+                f"below beam_width={self.beam_width}.",
             )
 
     def check_tokens(self, drafted: int) -> None:
-        """Refuse a tree that takes more tokens than the U that can be drafted."""
+        """Refuse a tree that takes more than the U tokens that can be drafted."""
         for name in ("beam_width", "candidates"):
             asked = getattr(self, name) or 0
             if asked > drafted:
@@ -114,7 +116,7 @@ class TreeConfig(Checked):
             )
 
     def check_beams(self, drafter: str) -> None:
-        """Refuse a tree of ranks; the sentence calls the drafter so, which drafts in beams."""
+        """Refuse a static tree for a drafter that drafts in beams; the error names the drafter."""
         if self.static_tree:
             raise InputError(
                 "TreeConfig.static_tree is for heads that draft by rank, and this is "
@@ -123,7 +125,7 @@ class TreeConfig(Checked):
 
     @property
     def max_nodes(self) -> int:
-        """How many nodes the beam trace or the given paths have, with root and prompt lookup."""
+        """Number of nodes of all beams or given paths, with the root and the lookup tokens."""
         drafted = self.beam_width * self.draft_rounds
         if isinstance(self.static_tree, tuple):
             drafted = len(self.static_tree)
@@ -136,27 +138,27 @@ class TreeConfig(Checked):
 
     @property
     def beam_nodes(self) -> int:
-        """How many of the N nodes the beam search drafts, root included."""
+        """Number of nodes that the beam search drafts, including the root."""
         return self.budget - self.lookup_tokens
 
     @property
     def extensions(self) -> int:
-        """X, how many of the best extensions of a round may be nodes; the first W stay beams."""
+        """X, the number of best extensions per round that may be nodes; the first W stay beams."""
         return max(self.beam_width, self.beam_nodes - 1) if self.rerank else self.beam_width
 
     @property
     def max_path(self) -> int:
-        """P, the longest path one target call can accept."""
+        """P, the number of nodes on the longest path, root included."""
         return self.draft_rounds + self.lookup_tokens + 1
 
     def shared_nodes(self, rows: int) -> int | None:
-        """The nodes that so many rows share; None where every row has all of its own."""
+        """Number of nodes that `rows` rows share in a step; None where every row has N nodes."""
         mean = self.mean_nodes or self.budget
         return None if mean == self.budget else rows * mean
 
     @property
     def without_lookup(self) -> "TreeConfig":
-        """The tree that the drafter itself proposes, to which prompt lookup adds its nodes."""
+        """The tree that the drafter itself proposes, before prompt lookup adds its nodes."""
         if not self.lookup_tokens:
             return self
         nodes = None if self.num_nodes is None else self.beam_nodes
@@ -168,12 +170,12 @@ class MirrorConfig(Checked):
     """How the next trees are drafted while the target still verifies (arXiv 2510.13161).
 
     Attributes:
-      layer: l, the target's layers after which it guesses what it will choose.
-      candidates: k, next tokens that are guessed after each node, its children left out.
-      branches: M, of the guessed (last accepted node, next token) the likeliest, below which a
-        tree is drafted ahead; by default P * k, all that a chain has.
-      drafter_devices: devices of the drafter's own, the first that the target does not use; with 0
-        it shares the target's, where nothing overlaps.
+      layer: l, the number of target layers that run before the target's next tokens are guessed.
+      candidates: k, next tokens that are guessed after each node, excluding the node's children.
+      branches: M, number of likeliest guesses (last accepted node, next token) for which a tree is
+        drafted ahead; by default `P * k`, all guesses of a chain.
+      drafter_devices: number of devices for the drafter alone, the first that the target does not
+        use; with 0 the drafter shares the target's devices and the two do not overlap.
     """
 
     layer: Count
@@ -182,18 +184,18 @@ class MirrorConfig(Checked):
     drafter_devices: Natural = 0
 
     def count(self, tree: TreeConfig) -> int:
-        """M for a tree, which may have fewer guesses than were asked for."""
+        """M for this tree, at most the number of guesses that the tree has."""
         asked = self.branches or tree.max_path * self.candidates
         return min(asked, tree.budget * self.candidates)
 
 
 def longest_path(tree: TreeConfig | None) -> int:
-    """P of a tree; 1 for None, the root alone."""
+    """P of a tree; 1 for None, which stands for the root alone."""
     return 1 if tree is None else tree.max_path
 
 
 def node_count(tree: TreeConfig | None) -> int:
-    """N of a tree; 1 for None, the root alone."""
+    """N of a tree; 1 for None, which stands for the root alone."""
     return 1 if tree is None else tree.budget
 
 
@@ -206,12 +208,12 @@ class SamplingConfig(Checked):
       top_k: keep only the k most likely tokens; by default all.
       top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
       min_p: drop tokens less likely than min_p times the most likely one.
-      presence_penalty: subtracted from the logit of every token that the answer has already.
-      frequency_penalty: subtracted from a token's logit for each time that the answer has it.
-      repetition_penalty: divides positive logits of the tokens of prompt and answer, and multiplies
-        negative ones; 1 changes nothing.
-      logit_bias: added to the logits of tokens, by their ids, such as {42: -100}.
-      min_tokens: new tokens that come before a stop token, or a stop string, may end the answer.
+      presence_penalty: subtracted from the logit of every token that the answer already contains.
+      frequency_penalty: subtracted from a token's logit once per occurrence in the answer.
+      repetition_penalty: divides the positive logits of tokens that the prompt or the answer
+        contains, and multiplies their negative logits; 1 changes nothing.
+      logit_bias: numbers added to the logits of tokens, by token id, such as {42: -100}.
+      min_tokens: number of new tokens before a stop token or a stop string may end the answer.
     """
 
     temperature: Annotated[float, Ge(0)] = 0.0
@@ -227,27 +229,27 @@ class SamplingConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for token, bias in (self.logit_bias or {}).items():
-            problem = f"has {token}: {bias}; tokens are whole numbers from 0, biases -100 to 100."
+            problem = f"has {token}: {bias}; token ids start at 0 and biases are from -100 to 100."
             require(token >= 0 and -100 <= bias <= 100, self, "logit_bias", problem)
-        # Beyond these, logits over the temperature leave float32's range.
+        # Outside this range, logits divided by the temperature overflow or underflow in float32.
         fits = self.temperature == 0 or 1e-6 <= self.temperature <= 1e6
         problem = f"is {self.temperature}; it must be 0 for greedy decoding, or from 1e-6 to 1e6."
         require(fits, self, "temperature", problem)
 
     @property
     def adjusts(self) -> bool:
-        """Whether scores depend on the text so far, or have a bias."""
+        """Whether the logits depend on the text so far or have a bias."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1
         return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
 
     def refuse_idle_filters(self, spelled: Callable[[str], str] = str) -> "SamplingConfig":
-        """The configuration itself, if no filter is set at temperature 0, where none has an effect.
+        """Refuse filters at temperature 0, where they have no effect; returns the configuration.
 
         Args:
-          spelled: a field's name as the user writes it.
+          spelled: maps a field's name to the name that the user writes, for the error sentence.
 
         Raises:
-          InputError: there are some.
+          InputError: a filter is set at temperature 0.
         """
         names = [spelled(name) for name in _FILTERS if getattr(self, name) is not None]
         if names and self.temperature == 0:
@@ -261,14 +263,14 @@ class SamplingConfig(Checked):
 
 @dataclass(frozen=True)
 class Grammar:
-    """The form of an answer: JSON of a schema, or the matches of a regular expression.
+    """The required form of an answer: JSON of a schema, or a match of a regular expression.
 
     Attributes:
-      json_schema: JSON Schema; `{"type": "object"}` is any object.
+      json_schema: JSON Schema; `{"type": "object"}` allows any object.
       regex: regular expression that the whole answer matches, in Rust's syntax.
 
     Raises:
-      InputError: none of them is given, or both.
+      InputError: neither field is given, or both are.
     """
 
     json_schema: Mapping[str, Any] | None = None
@@ -276,7 +278,7 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if (self.json_schema is None) == (self.regex is None):
-            raise InputError("A Grammar is json_schema or regex; give one of them.")
+            raise InputError("Grammar takes json_schema or regex; give exactly one of them.")
         if not isinstance(self.json_schema, Mapping | None):
             raise InputError(f"json_schema is {self.json_schema!r:.80}; it must be a mapping.")
         if not isinstance(self.regex, str | None):

@@ -1,8 +1,8 @@
-"""Fields that state their limits, the one check of them, and the one sentence about a bad value.
+"""Field types with limits, the check of values against them, and its error sentences.
 
-Limits are metadata of a field's annotation. `Checked` holds the library's configurations to
-them, whether Python, an option, a JSON file or a drafter's table states the values (`read_config`).
-pydantic reads the same metadata in settings and requests, where its findings are worded alike.
+Limits are metadata of a field's annotation. `Checked` applies them to the library's configurations,
+whether the values come from Python, an option, a JSON file or a drafter's table (`read_config`).
+pydantic reads the same metadata in settings and requests, and its errors use the same words.
 """
 
 import inspect
@@ -21,13 +21,13 @@ from redrafter_jax.errors import InputError
 Count = Annotated[int, Gt(0)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
-# An option states it in units, such as 40GB.
+# Marks fields whose options accept units, such as 40GB.
 BYTES = "bytes"
 Bytes = Annotated[int, Gt(0), BYTES]
 
-# Beyond it a whole number fits no array, and far beyond it no float.
+# Larger whole numbers fit no array, and much larger ones no float.
 INT_LIMIT = 2**63
-# How a limit is checked, and what a sentence says of it.
+# The check of each limit, and its words in error sentences.
 _LIMITS = {
     Gt: (lambda value, limit: value > limit.gt, "greater than {0.gt}"),
     Ge: (lambda value, limit: value >= limit.ge, "{0.ge} or more"),
@@ -36,11 +36,12 @@ _LIMITS = {
 
 
 class FieldError(InputError):
-    """A value that a field cannot have.
+    """A field has a value that it does not allow.
 
     Attributes:
       field: the field's name.
-      problem: the sentence about it without its beginning: "is 0; it must be greater than 0."
+      problem: the rest of the sentence after the field's name, such as "is 0; it must be greater
+        than 0."
     """
 
     def __init__(self, config: object, field: str, problem: str) -> None:
@@ -51,16 +52,16 @@ class FieldError(InputError):
 
 
 def require(holds: bool, config: object, field: str, problem: str) -> None:
-    """Refuse, as a `FieldError`, a value that does not go with the other fields'."""
+    """Raises a `FieldError` unless a condition between fields holds."""
     if not holds:
         raise FieldError(config, field, problem)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A configuration that refuses values outside the types and limits of its fields.
+    """Base of configurations that raise `FieldError` for a value of the wrong type or size.
 
-    What it raises is a `FieldError`. A subclass that refuses more calls this `__post_init__` first.
+    A subclass with further checks calls this `__post_init__` first.
     """
 
     def __post_init__(self) -> None:
@@ -71,25 +72,25 @@ class Checked:
 
 
 def is_not(value: object, needed: str) -> str:
-    """What a sentence says of a wrong value, such as "is 0; it must be greater than 0"."""
+    """The part of a sentence about a wrong value, such as "is 0; it must be greater than 0"."""
     return f"is {value!r:.200}; it must be {needed}"
 
 
 def read_config[T](
     kind: type[T], stated: Any, file: Path, *, within: str = "", foreign: bool = False, **given: Any
 ) -> T:
-    """The configuration that a file states under the names of its fields.
+    """The configuration that a file states as a mapping of field names to values.
 
-    Lists become the tuples that configurations hold, mappings the configurations within.
+    Lists become tuples, and mappings become nested configurations.
 
     Args:
       kind: the configuration's type, a dataclass.
       stated: the mapping of names to values.
-      file: the file that states it, with which every sentence begins.
-      within: what leads to the mapping in the file, such as "trees.0."; empty for the whole file.
-      foreign: whether other programs write such files: their other fields are not read, and null
-        stands for a field that is left out.
-      given: values of fields that are not looked for in the file.
+      file: the file's path, with which every error sentence begins.
+      within: path of the mapping inside the file, such as "trees.0."; empty for the whole file.
+      foreign: whether other programs write such files: unknown keys are then ignored, and null
+        means that a field is left out.
+      given: values of fields that are not read from the file.
 
     Raises:
       InputError: a field without default is missing, a name is unknown, or a value cannot be used.
@@ -121,7 +122,7 @@ def read_config[T](
 
 
 def _as_field(value: Any, kind: Any, file: Path, place: str) -> Any:
-    """A file's value as a field of this type holds it; what does not fit stays for the check."""
+    """A file's value converted to a field's type; a wrong value is left for the check to refuse."""
     if isinstance(value, list):
         entry = get_args(kind)[0] if get_origin(kind) is tuple else None
         return tuple(_as_field(one, entry, file, f"{place}.{i}") for i, one in enumerate(value))
@@ -131,13 +132,13 @@ def _as_field(value: Any, kind: Any, file: Path, place: str) -> Any:
 
 
 def out_of_order(entries: str, number: int, before: int) -> str:
-    """The words about a number that does not rise above the one before it; -1 for no number."""
+    """The words about a number that is not above the previous one; -1 for no previous number."""
     place = "" if before < 0 else f" after {before}"
     return f"holds {number}{place}; list {entries} in increasing order"
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """What the `Attributes` of a class and of its bases say of each field, in one line."""
+    """The text of each field in the `Attributes` of a class and its bases, in one line."""
     texts: dict[str, str] = {}
     for one in reversed(inspect.getmro(kind)):
         _, _, entries = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")
@@ -158,15 +159,15 @@ def parse_annotation(annotation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def main_type(annotation: Any) -> Any:
-    """The first type that an annotation allows beside None."""
+    """The first type that an annotation allows, other than None."""
     return next((kind for kind in parse_annotation(annotation)[0] if kind is not NoneType), None)
 
 
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """Words for what a value must be; None where it may be what it is.
+    """Words for what a value must be; None if the value is allowed.
 
-    Numbers, bools, strings, choices, tuples and mappings are looked at, for the first of `kinds`
-    alone.
+    Checks numbers, bools, strings, literals, tuples and mappings against the first of `kinds`;
+    values of other types are allowed.
     """
     if value is None and NoneType in kinds:
         return None

@@ -1,4 +1,4 @@
-"""Which weights of a model are quantized, and how."""
+"""Which weights of a model are quantized, and to which format."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,14 @@ from redrafter_jax.config.target import WeightFormat
 
 @dataclass(frozen=True)
 class Quantization(Checked):
-    """Formats of a model's matrices by where they stand; None leaves them plain.
+    """Weight formats by part of the model; None leaves the part unquantized.
 
-    Norms and biases are always plain.
+    Norms and biases are never quantized.
 
     Attributes:
-      layers: format of all matrices but the two below.
-      embedding: format of a target's embedding, and of its vocabulary projection if they are tied.
+      layers: format of all matrices except the two below.
+      embedding: format of a target's embedding, and of its vocabulary projection if the two are
+        tied.
       head: format of the vocabulary projection of a target or a drafter.
     """
 
@@ -24,11 +25,11 @@ class Quantization(Checked):
 
     @classmethod
     def of(cls, form: WeightFormat) -> "Quantization":
-        """The usual formats: embedding and head keep 8 bits, for they change the text more."""
+        """`form` for the layers, and int8 for embedding and head, which affect the text more."""
         return cls(form, "int8", "int8")
 
     def format_of(self, name: str) -> WeightFormat | None:
-        """The format of a matrix, by its parameter's dotted name; None for plain."""
+        """The format of a matrix by its dotted parameter name; None for unquantized."""
         if "embed_tokens" in name:
             return self.embedding
         return self.head if "lm_head" in name.split(".") else self.layers

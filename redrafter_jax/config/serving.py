@@ -13,16 +13,16 @@ class ServeConfig(Checked):
     """Limits of `redrafter serve`.
 
     Attributes:
-      slots: requests that decode together.
-      cache_memory: size of the cache on each device, such as 40GB, which all slots share; by
-        default a share of what a GPU has free, elsewhere room for 4096 tokens in each slot.
-      context_length: tokens of a prompt and its answer; by default the target's limit, or what the
-        cache holds if that is less.
-      queue_limit: requests that may wait for a slot; more are refused.
-      deadline: seconds that a request may take; by default any.
+      slots: number of requests that decode together.
+      cache_memory: size of the cache on each device, such as 40GB, shared by all slots; by default
+        a share of a GPU's free memory, or without a GPU room for 4096 tokens per slot.
+      context_length: limit on the tokens of a prompt and its answer; by default the target's limit,
+        or the size of the cache if that is less.
+      queue_limit: number of requests that may wait for a slot; further requests are refused.
+      deadline: seconds that a request may take; by default there is no limit.
       drain: seconds that running answers may take after SIGTERM.
-      max_body: bytes of a request.
-      max_logprobs: likeliest tokens that may be asked for; each step computes as many.
+      max_body: limit on the bytes of a request's body.
+      max_logprobs: limit on the `top_logprobs` of a request; every step computes this many.
       steps_per_call: decode steps per call; requests are admitted and cancelled between calls.
     """
 
@@ -38,19 +38,20 @@ class ServeConfig(Checked):
 
     @property
     def choices(self) -> int:
-        """Number of choices that one request may ask for: as many as slots and queue hold."""
+        """Limit on the choices of one request: as many as the slots and the queue hold."""
         return self.slots + self.queue_limit
 
 
 @dataclass(frozen=True)
 class ReplicaConfig(Checked):
-    """Replicas of `redrafter serve`, by Ray Serve.
+    """Replicas of `redrafter serve`, run by Ray Serve.
 
     Attributes:
-      replicas: engines, each in a process of its own, behind one endpoint.
-      max_replicas: as many of them while requests wait for a slot; by default no more.
-      replica_cpus: CPUs that Ray counts for each.
-      replica_gpus: GPUs that each has; by default one, where there are any.
+      replicas: number of engines behind one endpoint, each in its own process.
+      max_replicas: number of replicas up to which Ray scales while requests wait for a slot; by
+        default the number does not change.
+      replica_cpus: CPUs that Ray reserves for each replica.
+      replica_gpus: GPUs of each replica; by default one, if the machine has GPUs.
     """
 
     replicas: Count | None = None
@@ -60,7 +61,7 @@ class ReplicaConfig(Checked):
 
     @property
     def several(self) -> bool:
-        """Whether there are replicas at all."""
+        """Whether replicas are asked for."""
         return self.replicas is not None or self.max_replicas is not None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The shape of a target."""
+"""The shape of a target model."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,11 +16,11 @@ class LinearScaling(Checked):
 
 @dataclass(frozen=True)
 class DynamicScaling(Checked):
-    """A base that grows with the text once it is longer than `max_position_embeddings`.
+    """Rotary scaling whose base grows once a text exceeds `max_position_embeddings`.
 
-    Up to there the frequencies are unscaled, and no longer text is taken: past it a token's
-    keys depend on how long the text was when they were computed, so that one text has as many
-    answers as there are ways to cut it into calls.
+    Up to that length the frequencies are unscaled, and longer texts are refused: their keys would
+    depend on the text's length when they were computed, so the answer would depend on how the text
+    was split into calls.
     """
 
     factor: Positive
@@ -28,13 +28,15 @@ class DynamicScaling(Checked):
 
 @dataclass(frozen=True)
 class Llama3Scaling(Checked):
-    """Slow frequencies divided by `factor`, fast ones kept, a ramp between (Llama 3.1).
+    """Rotary scaling that divides slow frequencies by `factor` and keeps fast ones (Llama 3.1).
+
+    Frequencies in between are interpolated.
 
     Attributes:
-      factor: divides the slow frequencies.
-      low_freq_factor: turns within the original context below which a frequency is slow.
-      high_freq_factor: turns above which it is fast.
-      original_max_position_embeddings: the original context.
+      factor: divisor of the slow frequencies.
+      low_freq_factor: number of turns within the original context below which a frequency is slow.
+      high_freq_factor: number of turns above which a frequency is fast.
+      original_max_position_embeddings: the original context length in tokens.
     """
 
     factor: Positive
@@ -51,15 +53,15 @@ class Llama3Scaling(Checked):
 
 @dataclass(frozen=True)
 class YarnScaling(Checked):
-    """Llama 3.1's scaling with the ramp over dimensions and sharpened scores (arXiv 2309.00071).
+    """Llama 3.1's scaling interpolated over dimensions, with sharper scores (arXiv 2309.00071).
 
     Attributes:
-      factor: divides the slow frequencies.
-      original_max_position_embeddings: the original context.
-      attention_factor: multiplies cosine and sine, so that scores grow by its square.
-      beta_fast: turns within the original context above which a frequency is kept.
-      beta_slow: turns below which it is divided by the whole factor.
-      truncate: the ramp begins and ends at whole dimensions.
+      factor: divisor of the slow frequencies.
+      original_max_position_embeddings: the original context length in tokens.
+      attention_factor: factor on cosine and sine, so that scores grow by its square.
+      beta_fast: number of turns within the original context above which a frequency is kept.
+      beta_slow: number of turns below which a frequency is divided by the whole factor.
+      truncate: whether the interpolated range is rounded to whole dimensions.
     """
 
     factor: Positive
@@ -78,17 +80,17 @@ class YarnScaling(Checked):
 
 @dataclass(frozen=True)
 class LongRopeScaling(Checked):
-    """A divisor for each pair of the head, another list for long texts (arXiv 2402.13753).
+    """Rotary scaling with a divisor per frequency, and others for long texts (arXiv 2402.13753).
 
-    Where the lists differ, no text longer than the original context is taken: past it the keys of
-    all earlier tokens would change. Files that state one list, such as GGUF files of Llama 3.1,
-    state it twice here.
+    If the two lists differ, texts longer than the original context are refused: beyond it the keys
+    of all earlier tokens would change. For files with a single list, such as GGUF files of
+    Llama 3.1, both fields hold that list.
 
     Attributes:
-      short_factor: divides the frequencies, the fastest first.
-      long_factor: would divide them in texts longer than the original context.
-      original_max_position_embeddings: the original context.
-      attention_factor: multiplies cosine and sine, so that scores grow by its square.
+      short_factor: divisors of the frequencies, the fastest first.
+      long_factor: divisors of the frequencies in texts longer than the original context.
+      original_max_position_embeddings: the original context length in tokens.
+      attention_factor: factor on cosine and sine, so that scores grow by its square.
     """
 
     short_factor: tuple[float, ...]
@@ -100,10 +102,10 @@ class LongRopeScaling(Checked):
         super().__post_init__()
         for name in ("short_factor", "long_factor"):
             for factor in getattr(self, name):
-                problem = f"holds {factor!r}; they must be numbers greater than 0."
+                problem = f"holds {factor!r}; its numbers must be finite and greater than 0."
                 require(0 < factor < math.inf, self, name, problem)
         short, long = len(self.short_factor), len(self.long_factor)
-        problem = f"holds {long} numbers, short_factor {short}; they must be as many."
+        problem = f"holds {long} numbers but short_factor {short}; give equally many."
         require(short == long, self, "long_factor", problem)
 
 
@@ -111,35 +113,37 @@ RopeScaling: TypeAlias = (
     LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 )
 Activation = Literal["silu", "gelu_pytorch_tanh"]
-# Of the parameters that a model is loaded with.
+# The formats of quantized weights.
 WeightFormat = Literal["int8", "int4", "fp8"]
 Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
 class TargetConfig(Checked):
-    """Shape of a decoder of the Llama kind, and which of its variations it has.
+    """Shape of a Llama-style decoder, with the variations that it has.
 
-    What is named as in Hugging Face's `config.json` means the same. Constants have no defaults:
-    what a checkpoint leaves out is an error at loading, or is filled in as transformers does it
-    (`redrafter_jax.files.families`), never a guess. Variations default to their absence.
+    Fields named as in Hugging Face's `config.json` have the same meaning. Constants have no
+    defaults: a constant that a checkpoint lacks is an error at loading, or is filled in as
+    transformers fills it in (`redrafter_jax.files.families`). Variations are off by default.
 
     Attributes:
-      eos_token_ids: tokens that end a text.
-      rope_scaling: how rotary frequencies are stretched; None leaves them plain.
-      attention_bias: queries, keys and values have a bias.
-      attention_output_bias: the attention block's output has a bias.
-      qk_norm: every head's queries and keys are normalised before they are rotated.
-      sliding_window: positions that a token sees in a windowed layer, its own included.
-      windowed_layers: the layers that have the window.
-      rope_local_base_freq: the rotary base of windowed layers, which are not stretched; None is
-        `rope_theta` and `rope_scaling` for all layers.
-      query_pre_attn_scalar: scores are divided by its square root; None is `head_dim`.
-      hidden_act: activation of the feed-forward gate; "gelu_pytorch_tanh" is GELU by tanh.
-      output_norms: attention and feed-forward have a norm behind them too, before the residual.
-      zero_centered_norms: norms multiply by one plus their weight, in float32.
-      scaled_embeddings: embeddings that enter the layers are multiplied by the square root of
-        `hidden_size`, rounded to their dtype. A drafter reads them as they are stored.
+      eos_token_ids: ids of the tokens that end a text.
+      rope_scaling: scaling of the rotary frequencies; None for no scaling.
+      attention_bias: whether queries, keys and values have a bias.
+      attention_output_bias: whether the attention block's output has a bias.
+      qk_norm: whether every head's queries and keys are normalised before they are rotated.
+      sliding_window: number of positions that a token sees in a windowed layer, including its own.
+      windowed_layers: indices from 0 of the layers with a sliding window.
+      rope_local_base_freq: the rotary base of windowed layers, whose frequencies are not scaled;
+        None for `rope_theta` and `rope_scaling` in all layers.
+      query_pre_attn_scalar: number whose square root divides the scores; None for `head_dim`.
+      hidden_act: activation of the feed-forward gate; "gelu_pytorch_tanh" is GELU's tanh
+        approximation.
+      output_norms: whether the outputs of attention and feed-forward are normalised too, before
+        they are added to the residual.
+      zero_centered_norms: whether norms multiply by one plus their weight, in float32.
+      scaled_embeddings: whether embeddings are multiplied by the square root of `hidden_size`,
+        rounded to their dtype, before the first layer. A drafter reads the unscaled embeddings.
     """
 
     vocab_size: Count
@@ -177,14 +181,12 @@ class TargetConfig(Checked):
         for token in self.eos_token_ids:
             problem = f"holds {token}, outside the vocabulary of {self.vocab_size} tokens."
             require(0 <= token < self.vocab_size, self, "eos_token_ids", problem)
-        if isinstance(self.rope_scaling, YarnScaling):  # it divides by the logarithm of the base
+        if isinstance(self.rope_scaling, YarnScaling):  # YaRN divides by the base's logarithm
             problem = f"is {self.rope_theta}; with YarnScaling it must be greater than 1."
             require(self.rope_theta > 1, self, "rope_theta", problem)
         if isinstance(self.rope_scaling, LongRopeScaling):
             count = len(self.rope_scaling.short_factor)
-            problem = (
-                f"has {count} factors; heads of {self.head_dim} have {self.head_dim // 2} pairs."
-            )
+            problem = f"has {count} factors; head_dim={self.head_dim} needs {self.head_dim // 2}."
             require(count == self.head_dim // 2, self, "rope_scaling", problem)
         problem = (
             f"is {self.sliding_window} and windowed_layers is {self.windowed_layers}; give both, "
@@ -198,7 +200,7 @@ class TargetConfig(Checked):
             require(0 <= layer < layers, self, "windowed_layers", problem)
 
     def with_layers(self, count: int) -> "TargetConfig":
-        """The first `count` layers; further ones have no window."""
+        """The configuration with `count` layers; added layers have no window."""
         windowed = tuple(layer for layer in self.windowed_layers if layer < count)
         window = self.sliding_window if windowed else None
         return replace(
@@ -206,27 +208,28 @@ class TargetConfig(Checked):
         )
 
     def window_of(self, layer: int) -> int | None:
-        """Positions that a token sees in this layer, its own included; None for all before it."""
+        """Positions that a token sees in this layer, including its own; None for no window."""
         return self.sliding_window if layer in self.windowed_layers else None
 
     def rotary_of(self, layer: int) -> tuple[float, RopeScaling | None]:
-        """The rotary base of this layer, and how its frequencies are stretched."""
+        """The rotary base of this layer, and the scaling of its frequencies."""
         if self.rope_local_base_freq is None or layer not in self.windowed_layers:
             return self.rope_theta, self.rope_scaling
         return self.rope_local_base_freq, None
 
     @property
     def attention_scale(self) -> float:
-        """Factor on the scores of attention."""
+        """Factor on the attention scores."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
 
     @property
     def position_limit(self) -> int:
-        """Tokens that a text may have, prompt included: `max_position_embeddings`, stretched.
+        """Limit on the tokens of a text, prompt included: the context length after scaling.
 
-        Linear scaling and YaRN state the context before they stretch it; YaRN's files may also
-        state the one after, and files with a base for windowed layers (Gemma 3) always do. So do
-        some others with linear scaling, which nothing tells apart: of those this is an upper bound.
+        With linear scaling and YaRN, `max_position_embeddings` is the length before scaling. Some
+        files with YaRN state the length after scaling instead, and files with a rotary base for
+        windowed layers (Gemma 3) always do. Some files with linear scaling do so too, which cannot
+        be detected; for these files the limit is an upper bound.
         """
         match self.rope_scaling:
             case LinearScaling(factor) if self.rope_local_base_freq is None:

@@ -1,6 +1,6 @@
-"""Rotary embedding and sliding windows as `config.json` states them.
+"""Reads and writes the fields of rotary embedding and sliding windows in `config.json`.
 
-Rotary embedding comes in transformers 4's spelling and in 5's.
+Rotary embedding is read in the formats of transformers 4 and 5.
 """
 
 import math
@@ -24,7 +24,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.family_table import Family
 from redrafter_jax.files.fields import field
 
-# Kinds of layers, as transformers calls them.
+# transformers' names of the kinds of layers.
 FULL, WINDOWED = "full_attention", "sliding_attention"
 _KINDS: dict[str, type[RopeScaling] | None] = {
     "default": None,
@@ -34,10 +34,10 @@ _KINDS: dict[str, type[RopeScaling] | None] = {
     "yarn": YarnScaling,
     "longrope": LongRopeScaling,
 }
-# What a type reads beside its own fields, for the `attention_factor` that a file does not state.
+# Further fields of a type, from which a missing `attention_factor` is computed.
 _READ = {"yarn": ("mscale", "mscale_all_dim", "attn_factor"), "longrope": ("factor",)}
-# Names that every type may state: any value of the first two, which only describe how the model was
-# made, and of others the one that changes nothing.
+# Fields that every type may state: the first two with any value, because they only describe how the
+# model was made, and the others with the value that changes nothing.
 _DESCRIBING = ("finetuned", "original_max_position_embeddings")
 _NEUTRAL = {
     "factor": 1,
@@ -48,26 +48,27 @@ _NEUTRAL = {
     "truncate": True,
     "partial_rotary_factor": 1,
 }
-# Files of older versions state no base: Llama's was a constant of their code.
+# Files of older versions of transformers state no base, which was a constant in Llama's code.
 _FIRST_WITH_THETA = (4, 33)
 LLAMA_THETA = 10000.0
-# Of layers with a window, every so many has none.
+# With this field set to n, every n-th layer has no window.
 _PERIOD = "sliding_window_pattern"
 
 
 def read_rotary(
     values: Mapping[str, Any], path: Path, theta: float | None = None
 ) -> tuple[float, RopeScaling | None]:
-    """The base and the scaling that a target's `config.json` states.
+    """The rotary base and scaling that a target's `config.json` states.
 
     Args:
-      values: the file's fields: transformers 4 writes `rope_theta` and `rope_scaling`, 5 writes
-        `rope_parameters` with both in it.
-      path: of the file.
-      theta: the base where the file states none; None is an error there.
+      values: the file's fields; transformers 4 writes `rope_theta` and `rope_scaling`, and
+        transformers 5 writes both into `rope_parameters`.
+      path: path of the file.
+      theta: the base if the file states none; with None, a missing base is an error.
 
     Raises:
-      InputError: a field is missing, of the wrong kind or not supported, or two contradict.
+      InputError: a field is missing, has the wrong type or is not supported, or two fields
+        contradict each other.
     """
     stated = _stated(values, path)
     base = field(stated, "rope_theta", path, float, theta or _implied_theta(values))
@@ -75,12 +76,13 @@ def read_rotary(
 
 
 def by_layer_kind(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """The fields as transformers 4 has them where windowed layers have a base of their own.
+    """The fields in the format of transformers 4, for models whose windowed layers have a base.
 
-    It keeps theirs in `rope_local_base_freq`; 5 has `rope_parameters` for each kind of layer.
+    transformers 4 keeps this base in `rope_local_base_freq`; transformers 5 has `rope_parameters`
+    for each kind of layer.
 
     Raises:
-      InputError: as `read_rotary`, or windowed layers are to be stretched.
+      InputError: as in `read_rotary`, or windowed layers have rotary scaling.
     """
     parameters = field(values, "rope_parameters", path, dict, {})
     if not {FULL, WINDOWED} & parameters.keys():
@@ -91,7 +93,7 @@ def by_layer_kind(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     if _scaling(stated, values, path) is not None:
         raise InputError(
             f"{path} asks for rotary scaling of type {stated['rope_type']!r} in windowed layers; "
-            "only layers without a window can be stretched."
+            "only layers without a window can be scaled."
         )
     others = {name: part for name, part in parameters.items() if name not in (FULL, WINDOWED)}
     local_theta = stated.get("rope_theta")
@@ -99,11 +101,14 @@ def by_layer_kind(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """The same in transformers 4's spelling, which 5 reads too."""
+    """The fields of `config.json` for a rotary base and scaling.
+
+    They have the format of transformers 4, which transformers 5 reads too.
+    """
     if scaling is None:
         return {"rope_theta": theta}
     kind = next(name for name, one in _KINDS.items() if one is type(scaling))
-    # A default is not stated: transformers before 4.56 knows no `truncate`.
+    # Defaults are left out, because transformers before 4.56 does not know `truncate`.
     own = {
         one.name: list(value) if isinstance(value, tuple) else value
         for one in fields(scaling)
@@ -113,7 +118,7 @@ def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def _stated(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Every parameter that is stated, in whatever place; in several it must be the same."""
+    """All rotary parameters of the file; one that is stated in several places must agree."""
     outer = ("rope_theta", "original_max_position_embeddings")
     places = {"": {name: values.get(name) for name in outer}} | {
         f"{name}.": field(values, name, path, dict, {})
@@ -147,8 +152,8 @@ def _scaling(
         )
     if stated.get("partial_rotary_factor", 1) != 1:
         raise InputError(
-            f"{path} states partial_rotary_factor={stated['partial_rotary_factor']!r}; heads that "
-            "are rotated in part are not supported."
+            f"{path} states partial_rotary_factor={stated['partial_rotary_factor']!r}; only 1, the "
+            "rotation of whole heads, is supported."
         )
     scaling = _KINDS[kind]
     own = [one.name for one in fields(scaling)] if scaling else []
@@ -171,9 +176,9 @@ def _scaling(
 def _yarn_defaults(
     stated: Mapping[str, Any], values: Mapping[str, Any], path: Path
 ) -> dict[str, int | float]:
-    """Those of the paper (arXiv 2309.00071) and of transformers.
+    """YaRN's defaults from the paper (arXiv 2309.00071) and transformers.
 
-    `attn_factor` is for programs such as vLLM, which multiply by it; transformers does not read it.
+    `attn_factor` is a factor of programs such as vLLM; transformers does not read it.
     """
     defaults = {
         "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
@@ -192,7 +197,7 @@ def _yarn_defaults(
     if more != 1 and "attention_factor" in stated:
         raise InputError(
             f"{path} states attention_factor={stated['attention_factor']!r} and attn_factor="
-            f"{more!r}; one is the whole factor and the other multiplies it, remove one."
+            f"{more!r}; the first is the whole factor, so the second would change it; remove one."
         )
     whole = gain(one) / gain(all_dimensions) if one and all_dimensions else gain(1.0)
     return {**defaults, "factor": factor, "attention_factor": more * whole}
@@ -201,7 +206,7 @@ def _yarn_defaults(
 def _longrope_defaults(
     stated: Mapping[str, Any], values: Mapping[str, Any], path: Path
 ) -> dict[str, float]:
-    """The attention factor of the paper (arXiv 2402.13753), as transformers has it."""
+    """The default attention factor of the paper (arXiv 2402.13753), as in transformers."""
     original = field(stated, "original_max_position_embeddings", path, int)
     factor = _factor(stated, values, path)
     if factor <= 1:
@@ -215,7 +220,7 @@ def _longrope_defaults(
 
 
 def _factor(stated: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> float:
-    """What the context is stretched by: where it is not stated, from the two contexts that are."""
+    """The scaling factor of the context; if it is not stated, the ratio of the two contexts."""
     if "factor" in stated or "original_max_position_embeddings" not in stated:
         return field(stated, "factor", path, float)
     original = field(stated, "original_max_position_embeddings", path, int)
@@ -223,7 +228,7 @@ def _factor(stated: Mapping[str, Any], values: Mapping[str, Any], path: Path) ->
 
 
 def _implied_theta(values: Mapping[str, Any]) -> float | None:
-    """The base of a Llama whose file is older than the field, such as Vicuna's."""
+    """The base of a Llama whose file predates the field `rope_theta`, such as Vicuna's."""
     version = re.match(r"(\d+)\.(\d+)\.", str(values.get("transformers_version")))
     if values.get("model_type") != "llama" or version is None:
         return None
@@ -234,13 +239,13 @@ def _implied_theta(values: Mapping[str, Any]) -> float | None:
 def read_windows(
     values: Mapping[str, Any], family: Family, layers: int, path: Path
 ) -> tuple[int | None, tuple[int, ...]]:
-    """The sliding window that a target's `config.json` states, and the layers that have it.
+    """The sliding window that a target's `config.json` states, and the indices of its layers.
 
-    The window is in tokens, the token's own position included; layers are counted from 0. Where no
-    layer has one it is `(None, ())`.
+    The window is in tokens and includes the token's own position; indices start at 0. Without
+    windowed layers the result is `(None, ())`.
 
     Raises:
-      InputError: a field is missing or of the wrong kind, or the family has no such windows.
+      InputError: a field is missing or has the wrong type, or the family has no such windows.
     """
     window = _stated_window(values, family, path)
     stated = values.get("layer_types")
@@ -284,14 +289,14 @@ def _stated_window(values: Mapping[str, Any], family: Family, path: Path) -> int
     window = field(values, "sliding_window", path, int, default)
     if family.windowed == "none":
         raise InputError(
-            f"{path} states sliding_window={window}; {family.architecture} of transformers has "
-            "none, remove the field if that is meant."
+            f"{path} states sliding_window={window}, but {family.architecture} of transformers has "
+            "no window; remove the field if that is intended."
         )
     return window
 
 
 def window_fields(config: TargetConfig, family: Family) -> dict[str, Any]:
-    """The fields of windows as transformers would write them for a target of the family."""
+    """The fields of sliding windows as transformers writes them for a target of the family."""
     stated: dict[str, Any] = {}
     if family.windowed != "none":
         stated["sliding_window"] = config.sliding_window

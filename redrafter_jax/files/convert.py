@@ -1,7 +1,7 @@
-"""A model folder written once more, as safetensors: from `.bin` files, in another dtype, quantized.
+"""Converts a model to a folder of safetensors: from `.bin` files, to another dtype, or quantized.
 
-Drafters of Apple's code and ours lie in the same layout, so this is the way from one to the other
-in both directions. Weights pass in pieces: a model larger than the memory can be converted.
+Apple's code and this library store drafters in the same layout, so conversion works in both
+directions. Weights are converted piece by piece, so a model may be larger than the memory.
 """
 
 import json
@@ -26,9 +26,9 @@ from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.files.weight_files import DTYPES, INDEX, same_weight, write_shard
 from redrafter_jax.models.quantize import check_format
 
-# What goes with a model beside its weights: tokenizers, chat templates, further settings.
+# Suffixes of files to copy: tokenizers, chat templates, further settings.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja"}
-# What is written anew; other programs' word on how the weights are packed no longer holds.
+# Files not to copy: they describe the source's weights, and config.json is written anew.
 _DESCRIPTIONS = {"config.json", "quantize_config.json", "quant_config.json"}
 
 
@@ -45,30 +45,30 @@ def convert(
 
     Args:
       source: folder, GGUF file or hub id, as `load_drafter` and `load_target` take it.
-      folder: to write; it must not exist yet, or be empty. It appears at the end, whole.
-      dtype: "float32" or "bfloat16" for all plain weights; None leaves each as it is stored, but
-        blocks of GGUF become float32. A folder that is quantized keeps its bits.
+      folder: folder to write; it must be empty or missing. It appears at the end, complete.
+      dtype: "float32" or "bfloat16" for all unquantized weights; None keeps each weight's dtype,
+        except that blocks of GGUF become float32. Quantized folders keep their codes and scales.
       for_apple: refuse a drafter that Apple's code cannot load.
       quantization: formats of the matrices; None quantizes nothing.
-      keep_quantized: keep the blocks of a GGUF file in their own bits; see `load_target`.
+      keep_quantized: keep the quantized blocks of a GGUF file; see `load_target`.
 
     Returns:
-      What was written, in sentences.
+      Sentences on what was written.
 
     Raises:
-      InputError: the source cannot be loaded, the folder cannot be written, `for_apple` is asked
-        of a drafter with fields of our own, or of a target, the source is to be quantized and is
-        already, or blocks are to be kept of what is no GGUF file.
+      InputError: the source cannot be loaded, the folder cannot be written, `for_apple` is set for
+        a target or for a drafter that Apple's layout cannot hold, `quantization` is set for a
+        source that is quantized already, or `keep_quantized` is set for a source that is not GGUF.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)} or none.")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise InputError(f"{folder} exists already; name a folder that does not, or empty it.")
+        raise InputError(f"{folder} exists already; name a new folder, or empty this one.")
     files = open_target(source)
     if keep_quantized and not isinstance(files, GgufFiles):
         raise InputError(
-            f"{source} is no GGUF file, whose blocks could be kept; name a format to quantize it "
-            "to, or leave the option out if it is quantized already."
+            f"{source} is not a GGUF file, so there are no blocks to keep; give a format to "
+            "quantize to, or leave the option out if the source is quantized already."
         )
     stated: dict[str, object] = files.fields
     is_gguf = isinstance(files, GgufFiles)
@@ -78,11 +78,11 @@ def convert(
     is_quantized = any(weight.scale is not None for weight in found.weights)
     beyond = _beyond_apple(found.config, quantized=is_quantized or quantization is not None)
     if for_apple and not is_drafter:
-        raise InputError(f"{source} is a target; Apple's code loads drafters alone.")
+        raise InputError(f"{source} is a target, but Apple's code loads only drafters; give one.")
     if for_apple and beyond:
         raise InputError(
             f"{found.folder} is a drafter with {', '.join(beyond)}, which Apple's layout does not "
-            "have; train one without."
+            "support; train a drafter without."
         )
 
     whole = folder.resolve()
@@ -91,8 +91,8 @@ def convert(
         partial.mkdir(parents=True)
     except FileExistsError:
         raise InputError(
-            f"{partial} is there: another conversion is running, or one was killed; remove it if "
-            "none is running."
+            f"{partial} exists: another conversion is running or was killed; remove it if none is "
+            "running."
         ) from None
     except OSError as error:
         raise InputError(f"Cannot make {partial}: {error.strerror}.") from None
@@ -123,14 +123,14 @@ def convert(
     if found.left_out:
         named, others = found.left_out[:2], len(found.left_out) - 2
         more = f" and {others} more" if others > 0 else ""
-        sentences.append(f"Left out, for loading does not read them: {', '.join(named)}{more}")
+        sentences.append(f"Left out, because loading ignores them: {', '.join(named)}{more}")
     if beyond:
-        sentences.append(f"Apple's code cannot load it: it does not know {', '.join(beyond)}.")
+        sentences.append(f"Apple's code cannot load it, as it lacks {', '.join(beyond)}.")
     return sentences
 
 
 def _formats(found: MatchedModel, quantization: Quantization | None) -> dict[str, WeightFormat]:
-    """Of the weights that are to be quantized, by their names."""
+    """Formats of the weights to quantize, by weight name."""
     if quantization is None:
         return {}
     forms: dict[str, WeightFormat] = {}
@@ -147,7 +147,7 @@ def _formats(found: MatchedModel, quantization: Quantization | None) -> dict[str
 
 
 def _sizes(found: MatchedModel) -> Mapping[str, Any]:
-    """What `config.json` may not state of a drafter, whose weights then tell."""
+    """Fields of a drafter that `config.json` may lack because its weights imply them."""
     kind = find_kind(found.config)
     return {} if kind is None else kind.files.fields(found.config)
 
@@ -157,7 +157,7 @@ def _quantized_fields(quantization: Quantization) -> dict[str, Any]:
 
 
 def _beyond_apple(config: Any, quantized: bool) -> list[str]:
-    """What a drafter has that Apple's layout does not; nothing of a target."""
+    """Features of a drafter that Apple's layout does not support; empty for a target."""
     kind = find_kind(config)
     if kind is None:
         return []
@@ -169,7 +169,7 @@ def _beyond_apple(config: Any, quantized: bool) -> list[str]:
 def _write_weights(
     found: MatchedModel, folder: Path, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> list[str]:
-    """As many files as the source has; the names of all, an index of theirs included."""
+    """Write as many files as the source has; returns their names and that of their index."""
     shards: dict[Path, list[StoredWeight]] = {}
     every = (*found.weights, *found.tables)
     for weight in every:
@@ -196,11 +196,11 @@ def _write_companions(
     folder: Path,
     dtype: str | None,
 ) -> list[str]:
-    """`config.json` with the dtype that the weights have now, and what goes with a model."""
+    """Write `config.json` with the new dtype, and the other files of the model; returns names."""
     if isinstance(files, GgufFiles):
         dtype = dtype or _main_dtype(found)
     if dtype:
-        # transformers 5 says it shorter.
+        # transformers 5 calls the field `dtype`.
         stated = {**stated, ("dtype" if "dtype" in stated else "torch_dtype"): dtype}
     (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
     if isinstance(files, GgufFiles):
@@ -216,7 +216,7 @@ def _write_companions(
 
 
 def _main_dtype(found: MatchedModel) -> str:
-    """The one that most bytes of the plain weights are of."""
+    """The dtype of most bytes of the unquantized weights."""
     sizes = Counter[str]()
     for weight in found.weights:
         if weight.scale is None:
@@ -226,7 +226,7 @@ def _main_dtype(found: MatchedModel) -> str:
 
 
 def _write_tokenizer(files: GgufFiles, folder: Path) -> list[str]:
-    """What a GGUF file holds of its tokenizer, in files of their own."""
+    """Write the tokenizer of a GGUF file, if it has one; returns the names of the files."""
     if "tokenizer.ggml.model" not in files.header.values:
         return []
     names = ["tokenizer.json", "tokenizer_config.json"]
@@ -239,11 +239,11 @@ def _write_tokenizer(files: GgufFiles, folder: Path) -> list[str]:
 def _check_same(
     found: MatchedModel, written: MatchedModel, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> None:
-    """Read back what was written, and compare it with the source, bit for bit."""
+    """Compare the written weights with the source bit for bit."""
     pairs = zip((*written.weights, *written.tables), (*found.weights, *found.tables), strict=True)
     for ours, theirs in pairs:
         if ours.name != theirs.name or not same_weight(ours, theirs, dtype, forms.get(theirs.name)):
             raise InputError(
-                f"{theirs.path}: weight {theirs.name!r} does not load the same once it is written; "
-                "the disk or the memory may be faulty, nothing was kept."
+                f"{theirs.path}: weight {theirs.name!r} differs after it was written; the disk or "
+                "the memory may be faulty, so the copy was deleted."
             )

@@ -1,7 +1,7 @@
-"""Drafters by their names: a head's folder, a model's files, or a target that drafts for itself.
+"""Loads drafters by name: a trained head, a model, or a part of the target itself.
 
-How the files of each kind of head are laid out is said by its record in
-`redrafter_jax.drafters.kinds`; a model lies as a target does.
+The record of each kind of head in `redrafter_jax.drafters.kinds` defines the layout of its files; a
+model has the files of a target.
 """
 
 from collections.abc import Mapping
@@ -58,22 +58,22 @@ def load_drafter(
 
     Args:
       name: the folder or hub id of a head, as `save_drafter` writes it or as the kind's authors
-        publish it (see `redrafter_jax.drafters.kinds`); a folder, a GGUF file or a hub id that
-        `load_target` would take, of a model with the target's vocabulary; or what of the target
-        drafts for it: "self:int4", and likewise int8 and fp8, is a quantized copy, "self:layers=N"
-        its first N layers, whose weights are shared; "self:layers=N,int4" is both.
+        publish it (see `redrafter_jax.drafters.kinds`); a folder, a GGUF file or a hub id, as
+        `load_target` takes it, of a model with the target's vocabulary; or a part of the target:
+        "self:int4" (also int8 and fp8) for a quantized copy, "self:layers=N" for the first N
+        layers, with shared weights, "self:layers=N,int4" for both.
       dtype: as in `load_target`.
       mesh: as in `load_target`.
-      target: what it drafts for; needed by "self:...", which takes dtype and mesh from it.
+      target: the target to draft for; required for "self:...", which takes dtype and mesh from it.
 
     Raises:
-      InputError: as `load_target`; or nothing is known of a name that begins with "self:", or the
-        target is not given to it.
+      InputError: as in `load_target`; or a name that begins with "self:" is unknown, or is given
+        without a target.
     """
     own = parse_self(str(name))
     if own is not None and target is None:
         raise InputError(
-            f"drafter is {own.name!r}, a part of the target, which is not given; write "
+            f"drafter is {own.name!r}, a part of the target, but no target is given; call "
             f"load_drafter({own.name!r}, target=target)."
         )
     if own is not None and target is not None:
@@ -86,7 +86,7 @@ def load_drafter(
 def load_found(
     found: "FoundDrafter", dtype: DTypeLike, mesh: Mesh | None, target: Target | None = None
 ) -> LoadedHead | Drafter:
-    """The drafter that was found, with its weights; arguments and errors of `load_drafter`."""
+    """A found drafter with its weights; arguments and errors are those of `load_drafter`."""
     if isinstance(found, FoundSelf):
         assert target is not None, "a part of a target comes after it"
         return found.drafter.of(target)
@@ -96,9 +96,9 @@ def load_found(
 
 
 def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
-    """Write a head's `config.json` and `model.safetensors`, with names in the authors' layout.
+    """Write a head's `config.json` and `model.safetensors` with the names of its authors' layout.
 
-    `config.json` also states what the authors' layout does not know.
+    `config.json` also holds fields that the authors' layout does not have.
 
     Raises:
       InputError: the files cannot be written.
@@ -111,18 +111,18 @@ def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
 
 
 class FoundSelf(NamedTuple):
-    """A target that drafts for itself, before it is loaded.
+    """A part of the target as its drafter, before it is loaded.
 
     Attributes:
-      drafter: which part of it.
-      config: the shape of that part.
+      drafter: the part of the target.
+      config: the shape of the part.
     """
 
     drafter: SelfDrafter
     config: TargetConfig
 
     def digest(self) -> str:
-        """What tells it from others of the same target."""
+        """A name that distinguishes the part from other parts of the same target."""
         return self.drafter.name
 
 
@@ -130,11 +130,11 @@ FoundDrafter = MatchedModel | FoundSelf
 
 
 def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDrafter:
-    """A drafter as `load_drafter` finds it, no weight read yet; errors are the same.
+    """A drafter, before its weights are read; errors are those of `load_drafter`.
 
     Args:
-      name: as `load_drafter` takes it.
-      target: the files of what it drafts for; a model that has other tokens is refused.
+      name: as in `load_drafter`.
+      target: the files of the target to draft for; a model with other tokens is refused.
     """
     if (own := parse_self(str(name))) is not None:
         assert target is not None, "its files are known to all that name one"
@@ -154,12 +154,12 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
 
 
 def find_head(name: str | Path) -> MatchedModel:
-    """A trained head, no weight read yet; errors are those of `load_drafter`."""
+    """A trained head, before its weights are read; errors are those of `load_drafter`."""
     folder = locate(name)
     stated = {} if is_gguf(folder) else read_json(folder / "config.json")
     kind = find_kind_of_files(name, stated)
     if kind is None:
-        raise InputError(f"{folder} is a model and no trained head; give a head's folder.")
+        raise InputError(f"{folder} is a model, not a trained head; give a head's folder.")
     return _match_head(name, folder, stated, kind)
 
 
@@ -175,9 +175,9 @@ def _match_head(
     flat |= {key: field(flat, key, path, needed) for key, needed in files.own_fields.items()}
     rotary: dict[str, Any] = {}
     if files.rotary:
-        # The authors' code and that of all who read their files have Llama's base as its default.
+        # Llama's base is the default in the authors' code and in all programs that read the files.
         rotary["rope_theta"], rotary["rope_scaling"] = read_rotary(flat, path, LLAMA_THETA)
-    # The sizes of some published heads are in the weights alone.
+    # The sizes of some published heads are only in the shapes of the weights.
     folder = locate_weights(name, folder, files.weight_files)
     stored = {**files.rename(find_weights(folder, files.weight_files))}
     tables = {name: stored.pop(name) for name in files.tables if name in stored}
@@ -192,10 +192,10 @@ def _match_head(
 
 
 def find_kind_of_files(name: str | Path, values: Mapping[str, Any]) -> Kind | None:
-    """The kind of a drafter's folder or hub id; None where it is no drafter's.
+    """The kind of a head in a folder or hub repository; None if it holds no head.
 
-    Weights are looked for, and downloaded, only where the fields of `config.json`, the `values`,
-    are those of a target of one layer, as those of some published heads are.
+    `values` are the fields of `config.json`. Weights are looked for, and downloaded, only if the
+    fields are those of a target with one layer, as with some published heads.
     """
     kind = recognise(values)
     if kind is not None or values.get("num_hidden_layers") != 1:
@@ -208,9 +208,10 @@ def _shapes(stored: Mapping[str, StoredWeight]) -> dict[str, tuple[int, ...]]:
 
 
 def check_tokens(drafter: TargetFiles, target: TargetFiles) -> None:
-    """Refuse a model whose tokens, as far as the files of both state them, are mostly others.
+    """Refuse a draft model whose tokens differ from the target's.
 
-    A few may differ: fine-tuned models rename reserved tokens.
+    Up to a tenth of the tokens may differ, because fine-tuned models rename reserved tokens.
+    Models whose files do not list their tokens are not checked.
     """
     ours, theirs = drafter.token_strings(), target.token_strings()
     if ours is None or theirs is None:
@@ -221,20 +222,20 @@ def check_tokens(drafter: TargetFiles, target: TargetFiles) -> None:
         token = min(other)
         raise InputError(
             f"{drafter.name} has other tokens than {target.name}: {len(other)} of {len(both)}, "
-            f"such as token {token}, which is {ours[token]!r:.40} there and "
-            f"{theirs[token]!r:.40} here; use a model with the target's tokenizer."
+            f"such as token {token}, which is {ours[token]!r:.40} in the first and "
+            f"{theirs[token]!r:.40} in the second; use a model with the target's tokenizer."
         )
 
 
 def _refuse_unknown(path: Path, model_type: object) -> None:
-    """Refuse what states to be neither a head of a known kind nor a model that loads."""
+    """Refuse a model type that is neither a known kind of head nor a supported model."""
     known = {*FAMILIES, *MULTIMODAL}
     if model_type not in known:
         heads = ", ".join(repr(kind.files.model_type) for kind in KINDS)
         models = ", ".join(map(repr, sorted(known)))
         raise InputError(
-            f"{path} states model_type {model_type!r}; a trained head states one of {heads}, a "
-            f"model that can draft one of {models}."
+            f"{path} states model_type {model_type!r}; a trained head states one of {heads}, and a "
+            f"model that can draft states one of {models}."
         )
 
 

@@ -1,4 +1,4 @@
-"""`config.json` of a target to its configuration and back."""
+"""Conversion between a target's `config.json` and its `TargetConfig`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +17,11 @@ from redrafter_jax.files.family_table import FAMILIES, MULTIMODAL, Family
 from redrafter_jax.files.fields import errors_naming, field
 from redrafter_jax.files.quantized import read_method
 
-# Fields that a model for images too states outside of `text_config`.
+# Fields that a multimodal model states outside of `text_config`.
 _OUTER = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 _VARIATIONS = dict.fromkeys(name for family in FAMILIES.values() for name in family.variations)
 _STATED = dict.fromkeys(name for family in FAMILIES.values() for name in family.stated)
-# More would take longer to look at than a model takes to load.
+# Checking more layers would take longer than loading a model.
 _MOST_LAYERS = 10_000
 _SIZES = (
     "vocab_size",
@@ -32,7 +32,7 @@ _SIZES = (
     "max_position_embeddings",
 )
 _OTHERS = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings")
-# Supported values of fields that change what is computed.
+# The supported values of fields that change the computation.
 _SUPPORTED = {
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
@@ -40,10 +40,10 @@ _SUPPORTED = {
 
 
 def text_fields(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The fields of a target, which a model that reads images too keeps in `text_config`.
+    """The fields of the text model, which a multimodal model keeps in `text_config`.
 
     Raises:
-      InputError: there are none, or the whole is of another class.
+      InputError: `text_config` is missing, or the architecture is not supported.
     """
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in MULTIMODAL:
@@ -59,16 +59,16 @@ def text_fields(values: dict[str, Any], path: Path) -> dict[str, Any]:
 def target_config(
     values: Mapping[str, Any], path: Path, generation: tuple[Path, Mapping[str, Any]] | None = None
 ) -> TargetConfig:
-    """The `TargetConfig` of fields as `config.json` has them.
+    """The `TargetConfig` for the fields of a `config.json`.
 
     Args:
       values: the fields of the text model.
-      path: the file that states them, for messages.
-      generation: `generation_config.json` and its fields, where there is one: it may know more
-        tokens that end a text.
+      path: path of the file, for error messages.
+      generation: path and fields of `generation_config.json`, if there is one; it may list more
+        end tokens.
 
     Raises:
-      InputError: a field is missing, or asks for something not supported.
+      InputError: a field is missing, or its value is not supported.
     """
     family = _family(values, path)
     ends = _eos_token_ids({**family.defaults, **values}, path, generation)
@@ -94,11 +94,11 @@ def target_config(
         return TargetConfig(
             **sizes,
             num_key_value_heads=derived("num_key_value_heads", heads),
-            # TargetConfig refuses 0 heads; here they must not divide.
+            # TargetConfig refuses 0 heads later; here they must not be a divisor.
             head_dim=derived("head_dim", width // max(heads, 1)),
             rope_theta=theta,
             rms_norm_eps=stated("rms_norm_eps", float),
-            # transformers leaves the field out where it is its family's default.
+            # transformers leaves the field out if it has the family's default.
             tie_word_embeddings=stated("tie_word_embeddings", bool, False),
             eos_token_ids=ends,
             rope_scaling=scaling,
@@ -114,10 +114,10 @@ def target_config(
 def target_fields(config: TargetConfig) -> dict[str, Any]:
     """The fields of `config.json` as transformers writes them for this target.
 
-    The family is the first that has all of the target's variations and no others.
+    The family is the first with exactly the target's variations.
 
     Raises:
-      InputError: no family of transformers has all of its variations.
+      InputError: no family of transformers has exactly these variations.
     """
     model_type = _family_of(config)
     family = FAMILIES[model_type]
@@ -138,7 +138,7 @@ def target_fields(config: TargetConfig) -> dict[str, Any]:
 
 
 def _family(values: Mapping[str, Any], path: Path) -> Family:
-    """The family of a file that asks for nothing it does not have."""
+    """The family of a file, whose fields must be supported."""
     model_type = values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
@@ -165,7 +165,7 @@ def _check_architecture(values: Mapping[str, Any], architecture: str, path: Path
     architectures = field(values, "architectures", path, list, [architecture])
     if architecture not in architectures:
         raise InputError(
-            f"{path} states architectures={architectures!r:.80}; of model_type "
+            f"{path} states architectures={architectures!r:.80}; for model_type "
             f"{values['model_type']!r} only {architecture!r} is supported."
         )
 
@@ -175,14 +175,14 @@ def _biases(values: Mapping[str, Any], family: Family, path: Path) -> tuple[bool
     biases = family.biases or (stated, stated)
     if stated != biases[0]:
         raise InputError(
-            f"{path} states attention_bias={stated!r}; {family.architecture} of transformers "
-            f"always has {biases[0]!r}, remove the field if that is meant."
+            f"{path} states attention_bias={stated!r}, but {family.architecture} of transformers "
+            f"always has {biases[0]!r}; remove the field if that is intended."
         )
     return biases
 
 
 def _family_of(config: TargetConfig) -> str:
-    """The first family that has the variations of `config`, and no others."""
+    """The first family with exactly the variations of `config`."""
     biases = config.attention_bias, config.attention_output_bias
     every_layer = set(config.windowed_layers) == set(range(config.num_hidden_layers))
     windowed = "all" if every_layer else "some" if config.windowed_layers else "none"
@@ -210,7 +210,7 @@ def _family_of(config: TargetConfig) -> str:
 def _eos_token_ids(
     values: Mapping[str, Any], path: Path, generation: tuple[Path, Mapping[str, Any]] | None
 ) -> tuple[int, ...]:
-    """The tokens that end a text; those of `generation` where it has the field, be it null."""
+    """The end tokens; `generation` takes precedence if it has the field, even as null."""
     if generation is not None and "eos_token_id" in generation[1]:
         path, values = generation
     stated = values.get("eos_token_id")

@@ -1,4 +1,4 @@
-"""The families of targets: what a `model_type` of transformers implies, as data."""
+"""The families of targets as data: the properties of each `model_type` of transformers."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -7,20 +7,21 @@ Windows = Literal["none", "all", "switched", "pattern"]
 
 
 class Family(NamedTuple):
-    """What a `model_type` implies.
+    """The properties of a `model_type`.
 
     Attributes:
-      architecture: the class of transformers.
-      biases: of queries, keys and values, and of the attention block's output; None where
-        `attention_bias` states it for all four.
-      windowed: which layers may have a sliding window: "switched" ones where `use_sliding_window`
-        is true, "pattern" ones unless the file says otherwise.
-      derived: fields that follow from others where the file leaves them out.
-      variations: fields of `TargetConfig` that are not as in Llama.
-      stated: fields that this family alone has; they are in its files, under the same names.
-      activation: the field that names it.
-      defaults: transformers' own, of fields that a file may leave out.
-      supported: values of further fields that change what is computed.
+      architecture: name of the class in transformers.
+      biases: whether queries, keys and values have a bias, and whether the attention block's output
+        has one; None if `attention_bias` states both.
+      windowed: which layers may have a sliding window: "none", "all", "switched" (those chosen by
+        `max_window_layers` if `use_sliding_window` is true), or "pattern" (all but every n-th); the
+        last two unless the file lists `layer_types`.
+      derived: fields that are computed from others if the file leaves them out.
+      variations: fields of `TargetConfig` that differ from Llama.
+      stated: fields that only this family has, under the same names in its files.
+      activation: name of the field for the activation.
+      defaults: transformers' defaults of fields that a file may leave out.
+      supported: the supported values of further fields that change the computation.
     """
 
     architecture: str
@@ -76,5 +77,5 @@ FAMILIES = {
         },
     ),
 }
-# Models that read images too, whose text model is of a family of its own.
+# Multimodal models: the class in transformers, and the family of their text model.
 MULTIMODAL = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}

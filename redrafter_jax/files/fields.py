@@ -1,4 +1,4 @@
-"""Files that describe a model: text and JSON, read whole or refused, and the fields in them."""
+"""Reading and writing of text and JSON files, and checked access to their fields."""
 
 import json
 import stat
@@ -18,12 +18,12 @@ _EXPECTED = {
     dict: "an object",
     list: "a list",
 }
-# How the file begins that Git LFS leaves where it has not downloaded what it stands for.
+# The first bytes of a Git LFS pointer, which stands for a file that was not downloaded.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file whole; if that fails, one that is there stays as it is."""
+    """Write a small file atomically: if writing fails, an existing file is unchanged."""
     fresh = path.with_name(f"{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -35,7 +35,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def errors_naming(place: Path | str) -> Generator[None]:
-    """Within it, the error of a configuration's field begins with the place that states it."""
+    """A block in which errors of configuration fields are prefixed with the place of the field."""
     try:
         yield
     except FieldError as error:
@@ -44,9 +44,9 @@ def errors_naming(place: Path | str) -> Generator[None]:
 
 @contextmanager
 def reading(path: Path, otherwise: str) -> Generator[None]:
-    """A block within which a missing or unreadable file raises `InputError`.
+    """A block in which a missing or unreadable file raises `InputError`.
 
-    `otherwise` follows "is missing; " in the sentence.
+    `otherwise` follows "is missing; " in the error sentence.
     """
     try:
         refuse_pointer(path)
@@ -58,27 +58,27 @@ def reading(path: Path, otherwise: str) -> Generator[None]:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Refuse a file of Git LFS that stands for another, which was not downloaded."""
+    """Refuse a Git LFS pointer, which stands for a file that was not downloaded."""
     try:
         kind = path.stat().st_mode
-    except ValueError:  # of names that a file may state; NUL and lone surrogates can be in none
-        raise InputError(f"{str(path)!r} is no name of a file.") from None
-    if not stat.S_ISREG(kind):  # of a pipe nothing may be read twice
+    except ValueError:  # names from an index may hold NUL or lone surrogates
+        raise InputError(f"{str(path)!r} is not a valid file name.") from None
+    if not stat.S_ISREG(kind):  # a pipe cannot be read twice
         return
     with path.open("rb") as file:
         begin = file.read(len(_LFS_POINTER))
     if begin == _LFS_POINTER:
         raise InputError(
             f"{path} is a Git LFS pointer, not the file that it stands for; run `git lfs pull` in "
-            "its folder, or download the model again by `hf download`."
+            "its folder, or download the model again with `hf download`."
         )
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """The text of a file.
 
     Raises:
-      InputError: it cannot be read, is no UTF-8, or stands for another (Git LFS).
+      InputError: the file cannot be read, is not UTF-8, or is a Git LFS pointer.
     """
     try:
         refuse_pointer(path)
@@ -90,18 +90,18 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object of fields that a JSON file holds.
+    """The fields of the object in a JSON file.
 
     Raises:
-      InputError: the file is missing or cannot be read, is no JSON, or no object.
+      InputError: the file is missing, cannot be read, is not JSON, or does not hold an object.
     """
     with reading(path, "a model folder needs it"):
-        content = path.read_bytes()  # UTF-8, whatever the locale
+        content = path.read_bytes()  # not read_text, which depends on the locale
     try:
         values = json.loads(content)
     except RecursionError:
         raise InputError(f"{path} is nested too deeply for a model's description.") from None
-    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
+    except ValueError as error:  # not JSON, not UTF-8, or a number with thousands of digits
         raise InputError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} holds a {type(values).__name__}, not an object of fields.")
@@ -111,10 +111,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def field(
     values: Mapping[str, Any], name: str, path: Path, expected: type, default: Any = None
 ) -> Any:
-    """What a file states, or the default; a whole number will do where a float is expected.
+    """The value of a field, or the default; for a float, whole numbers are converted.
 
     Raises:
-      InputError: the field is missing and has no default, is of another type or too large.
+      InputError: the field is missing and has no default, has another type, or is too large.
     """
     value = default if values.get(name) is None else values[name]
     if value is None:
@@ -126,7 +126,7 @@ def field(
         )
     if expected is float and type(value) is int:
         return float(value)
-    # Not isinstance: to Python, true is a whole number.
+    # Not isinstance, for which True is an int.
     if type(value) is not expected:
         raise InputError(f"{path} states {name}={value!r:.80}; it must be {_EXPECTED[expected]}.")
     return value

@@ -1,4 +1,4 @@
-"""A target in a folder, or in a repository of the hub: `config.json`, weights and tokenizer."""
+"""A target in a folder or a hub repository: `config.json`, weights and tokenizer."""
 
 import os
 from functools import cached_property
@@ -18,15 +18,15 @@ from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.files.weight_files import find_weights
 
 _TOKENIZER = "tokenizer.json"
-# What transformers makes a tokenizer of, and what may change the one of `_TOKENIZER`.
+# Files of which transformers makes a tokenizer, and files that may change the one in `_TOKENIZER`.
 _VOCABULARIES = (_TOKENIZER, "tokenizer.model", "vocab.json")
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# Where it looks for a chat template.
+# Files in which transformers looks for a chat template.
 _TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 
 
 class FolderFiles(TargetFiles):
-    """The files of a target in a folder; the hub's weights are downloaded when they are needed."""
+    """The files of a target in a folder; weights on the hub are downloaded when they are needed."""
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class FolderFiles(TargetFiles):
 
     @override
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, dict[str, StoredWeight]]:
-        """The weights, quantized ones always as they are stored."""
+        """The folder and its weights; quantized weights are always kept as they are stored."""
         folder = locate_weights(self.name, self.path)
         find_quantized = read_method(self.fields, self.described_by)
         return folder, find_quantized(find_weights(folder))
@@ -78,28 +78,28 @@ class FolderFiles(TargetFiles):
     @cached_property
     def transformers_tokenizer(self) -> Any:
         self._check_tokenizer()
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # PyTorch is not installed
         from transformers import AutoTokenizer
 
         path = self.path / _TOKENIZER
         try:
-            # A folder's own code is never run: by default transformers would ask whether to.
+            # Never run a folder's own code; by default transformers would ask.
             loaded = AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=False)
-        except Exception as error:  # transformers raises whatever its many loaders raise
+        except Exception as error:  # transformers' loaders may raise anything
             if path.exists():
-                _parse(path)  # whose error says more
+                _parse(path)  # its error is more specific
             raise InputError(
                 f"transformers cannot load the tokenizer of {self.name}: "
                 f"{' '.join(str(error).split())}"
             ) from None
         if not isinstance(getattr(loaded, "backend_tokenizer", None), Tokenizer):
             raise InputError(
-                f"The tokenizer of {self.name} is one in Python alone ({type(loaded).__name__}); "
-                f"save it as {_TOKENIZER}."
+                f"The tokenizer of {self.name} is a slow one ({type(loaded).__name__}), which is "
+                f"not supported; save it as {_TOKENIZER}."
             )
         try:
             loaded.backend_tokenizer.encode("Hi \N{SNOWMAN}\n")
-        except Exception as error:  # a class that does not fit the vocabulary may raise anything
+        except Exception as error:  # the wrong class for the vocabulary may raise anything
             raise InputError(
                 f"transformers loads the tokenizer of {self.name} as a {type(loaded).__name__}, "
                 f"which cannot tokenize a text ({' '.join(str(error).split())}); correct "
@@ -109,12 +109,12 @@ class FolderFiles(TargetFiles):
 
     @property
     def _stands_alone(self) -> bool:
-        """Whether `tokenizer.json` says all there is to say; transformers imports slowly."""
+        """Whether `tokenizer.json` suffices, so that transformers, a slow import, is not needed."""
         beside = any((self.path / file).exists() for file in _BESIDE)
         return (self.path / _TOKENIZER).exists() and not beside
 
     def _check_tokenizer(self) -> None:
-        """Refuse a folder without a tokenizer, or with one that was not downloaded."""
+        """Refuse a folder whose tokenizer is missing or was not downloaded."""
         found = [path for file in _VOCABULARIES if (path := self.path / file).exists()]
         if not found:
             refuse_outer_folder(self.path, _TOKENIZER)
@@ -130,6 +130,6 @@ def _parse(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
-    # tokenizers raises nothing narrower, and a panic of its Rust code is no Exception.
+    # tokenizers raises plain Exception, and panics of its Rust code are only BaseExceptions.
     except BaseException as error:
-        raise InputError(f"{path} is no tokenizer: {error}.") from None
+        raise InputError(f"{path} is not a tokenizer: {error}.") from None

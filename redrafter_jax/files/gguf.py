@@ -1,4 +1,4 @@
-"""A target in a GGUF file: its tensors as weights of transformers.
+"""A target in a GGUF file, whose tensors are read as weights of transformers.
 
 Tensors are laid out as in llama.cpp's `convert_hf_to_gguf.py`.
 """
@@ -28,7 +28,7 @@ from redrafter_jax.files.gguf_tokenizer import gguf_tokenizer, token_strings, to
 from redrafter_jax.files.stored import ITEM_BYTES, Index, StoredWeight, memory_map
 from redrafter_jax.files.target_files import TargetFiles
 
-# What the `gguf` package can turn into numbers, but for NVFP4.
+# The formats that the `gguf` package can dequantize, except NVFP4.
 SUPPORTED_KINDS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4"),
@@ -37,11 +37,11 @@ SUPPORTED_KINDS = (
 
 
 class GgufFiles(TargetFiles):
-    """The files of a target in GGUF, all of whose parts share one header."""
+    """The files of a target in GGUF; the parts of a split model are read as one."""
 
     @cached_property
     def header(self) -> Header:
-        """The header of the file, or of all parts of a model in several."""
+        """The header of the file, or the joint header of a split model's parts."""
         return read_header(self.path)
 
     @cached_property
@@ -62,7 +62,7 @@ class GgufFiles(TargetFiles):
 
     @cached_property
     def tokenizer_fields(self) -> dict[str, Any]:
-        """What `tokenizer_config.json` would state beside `tokenizer`."""
+        """The fields of a `tokenizer_config.json` for this tokenizer."""
         return tokenizer_fields(self.header)
 
     @cached_property
@@ -72,7 +72,7 @@ class GgufFiles(TargetFiles):
     @cached_property
     def transformers_tokenizer(self) -> Any:
         tokenizer, fields = self.tokenizer, self.tokenizer_fields
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # PyTorch is not installed
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **fields)
@@ -81,10 +81,11 @@ class GgufFiles(TargetFiles):
         return dict(enumerate(token_strings(self.header))) or None
 
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, dict[str, StoredWeight]]:
-        """The weights; with `keep_quantized` matrices in blocks are codes, scales and minima.
+        """The path and its weights; `keep_quantized` keeps blocks as codes, scales and minima.
 
         Raises:
-          InputError: a tensor has no place, or its quantization is not supported or cannot be kept.
+          InputError: a tensor has no place in the model, or its quantization is not supported or
+            cannot be kept.
         """
         return self.path, _find_weights(self.header, self.config, keep_quantized)
 
@@ -106,8 +107,8 @@ def _find_weights(
             continue
         if own not in architecture.names or (own in OUTER_TENSORS) != (prefix == ""):
             raise InputError(
-                f"{tensor.path} holds the tensor {name!r}, for which a model of its architecture "
-                "has no place; it is of a kind that is not supported."
+                f"{tensor.path} holds the tensor {name!r}, which models of this architecture do "
+                "not have; such a model is not supported."
             )
         weight = f"{prefix}{architecture.names[own]}.{suffix}"
         alternating = heads[own] if own in architecture.interleaved else 0
@@ -117,7 +118,7 @@ def _find_weights(
             if tensor.kind not in BLOCK_KINDS:
                 raise InputError(
                     f"{tensor.path}: tensor {name!r} is stored as {tensor.kind}, which cannot be "
-                    f"kept quantized; {', '.join(BLOCK_KINDS)} can, and others are loaded without."
+                    f"kept quantized; only {', '.join(BLOCK_KINDS)} can, load it without."
                 )
             read = partial(_blocks, tensor, alternating)
             stored |= kept_blocks(stored[weight], tensor.kind, read)
@@ -125,7 +126,7 @@ def _find_weights(
 
 
 def _parse(name: str) -> tuple[str, str, str]:
-    """A tensor's name: the prefix that names its layer, its own name, and `weight` or `bias`."""
+    """The parts of a tensor's name: its layer's prefix, its own name, and `weight` or `bias`."""
     rest, _, suffix = name.rpartition(".")
     if not rest.startswith("blk."):
         return "", rest, suffix
@@ -134,14 +135,14 @@ def _parse(name: str) -> tuple[str, str, str]:
 
 
 def _stored(name: str, tensor: Tensor, alternating: int, added: float) -> StoredWeight:
-    """The weight; numbers in blocks count as float32."""
+    """The weight of a tensor; a weight in quantized blocks has dtype float32."""
     plain = tensor.kind in ITEM_BYTES
     dtype = tensor.kind if plain else "F32"
     stored = StoredWeight(tensor.path, name, dtype, tensor.shape, tensor.offset)
     if alternating and tensor.shape and tensor.shape[0] % (2 * alternating):
         raise InputError(
-            f"{tensor.path}: weight {name!r} has shape {tensor.shape}, which {alternating} heads "
-            "of two halves do not divide."
+            f"{tensor.path}: weight {name!r} has shape {tensor.shape}; its rows must be a multiple "
+            f"of twice the {alternating} heads."
         )
     if plain and not alternating and not added:
         return stored
@@ -151,13 +152,14 @@ def _stored(name: str, tensor: Tensor, alternating: int, added: float) -> Stored
 def _unpack(
     tensor: Tensor, alternating: int, added: float, index: Index
 ) -> Float[np.ndarray, "..."]:
-    """A part of a tensor on one axis or two, float32; nothing else of it is read.
+    """A part of a tensor of one or two axes, in float32; the rest of the tensor is not read.
 
     Args:
       tensor: the tensor.
-      alternating: heads whose halves alternate, to be put one after the other; 0 is none.
-      added: to every number.
-      index: of the part, as it is returned.
+      alternating: number of heads whose halves alternate row by row, which are returned one after
+        the other; 0 for rows in the order of the file.
+      added: number to add to every element.
+      index: slices of the part, in the order of the returned rows.
     """
     kind = GGMLQuantizationType[tensor.kind]
     block, _ = GGML_QUANT_SIZES[kind]
@@ -176,7 +178,7 @@ def _unpack(
 def _blocks(
     tensor: Tensor, alternating: int, rows: slice, blocks: slice
 ) -> UInt8[np.ndarray, "rows blocks bytes"]:
-    """Blocks of a matrix, their rows as `_unpack` has them."""
+    """Blocks of a matrix, with rows in the order of `_unpack`."""
     _, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
     content = _content(tensor)
     by_block = content.reshape(len(content), -1, size)
@@ -184,14 +186,14 @@ def _blocks(
 
 
 def _content(tensor: Tensor) -> UInt8[np.ndarray, "..."]:
-    """The bytes of a tensor, of which those are read that are looked at."""
+    """The bytes of a tensor as a memory map, which reads only what is used."""
     *rest, length = tensor.shape
     shape = (*rest, stored_bytes(tensor.kind, (length,)))
     return memory_map(StoredWeight(tensor.path, "", "U8", shape, tensor.offset), np.uint8)
 
 
 def _rows(count: int, alternating: int) -> Int[np.ndarray, " rows"]:
-    """Where in the file each row lies."""
+    """The index in the file of each row."""
     rows = np.arange(count)
     if not alternating:
         return rows

@@ -1,8 +1,9 @@
-"""Blocks of GGUF files in their own bits: codes, scales and minima of groups of numbers.
+"""Quantized blocks of GGUF files as codes, scales and minima of groups of numbers.
 
 Blocks are laid out as in ggml (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h). A
-block of Q8_0, Q4_0 or Q4_1 is one group of 32 numbers. One of Q4_K is eight groups of 32, one of
-Q6_K sixteen of 16, whose scales are products of two numbers and are rounded to float16 here.
+block of Q8_0, Q4_0 or Q4_1 is one group of 32 numbers. A block of Q4_K has eight groups of 32, and
+a block of Q6_K sixteen groups of 16; their scales are products of two numbers, which are rounded to
+float16 here.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,12 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.quantized import MINIMUM, SCALE
 from redrafter_jax.files.stored import Index, StoredWeight
 
-# Rows of a tensor's blocks, [rows, blocks, bytes], that begin within these slices.
+# A function from slices of rows and of blocks to bytes, [rows, blocks, bytes].
 ReadBlocks = Callable[[slice, slice], np.ndarray]
 
 
 class BlockKind(NamedTuple):
-    """How a block of GGUF is taken apart.
+    """The layout of a quantized block.
 
     Attributes:
       numbers: count of numbers in a block.
@@ -40,18 +41,18 @@ class BlockKind(NamedTuple):
 
 
 def _half(blocks: np.ndarray, place: int) -> np.ndarray:
-    """The float16 at a place of each block, [..., 1]."""
+    """The float16 number at byte `place` of each block, [..., 1]."""
     return np.ascontiguousarray(blocks[..., place : place + 2]).view("<f2")
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """All low halves of the bytes and then all high ones, 8 taken from each."""
+    """The low halves of all bytes followed by the high halves, minus 8."""
     halves = np.concatenate([packed & 15, packed >> 4], axis=-1)
     return halves.astype(np.int8) - np.int8(8)
 
 
 def _by_pairs(packed: np.ndarray) -> np.ndarray:
-    """`_nibbles` of every 32 bytes by themselves, as Q4_K has them."""
+    """`_nibbles` of each run of 32 bytes, as in Q4_K."""
     halves = _nibbles(packed.reshape(*packed.shape[:-1], -1, 32))
     return halves.reshape(*packed.shape[:-1], -1)
 
@@ -65,7 +66,7 @@ def _six_bits(blocks: np.ndarray, minima: bool) -> np.ndarray:
 
 
 def _q6_codes(blocks: np.ndarray) -> np.ndarray:
-    """Q6_K: four low bits in 128 bytes, two high ones in 64, of either half of the block."""
+    """Codes of Q6_K: four low bits in 128 bytes and two high bits in 64, in two half blocks."""
     shape = blocks.shape[:-1]
     low = _nibbles(blocks[..., :128].reshape(*shape, 2, 64)) + np.int8(8)
     pairs = (
@@ -109,12 +110,12 @@ BLOCK_KINDS = {
 
 
 def kept_blocks(stored: StoredWeight, kind: str, read: ReadBlocks) -> dict[str, StoredWeight]:
-    """Codes, scales and minima of a matrix in blocks, as `weight_with_scales` looks for them.
+    """Codes, scales and minima of a matrix in blocks, with the names of `weight_with_scales`.
 
     Args:
       stored: the matrix.
-      kind: of its blocks, one of `BLOCK_KINDS`.
-      read: its blocks.
+      kind: the format of its blocks, one of `BLOCK_KINDS`.
+      read: the function that reads its blocks.
     """
     own = BLOCK_KINDS[kind]
     rows, columns = stored.shape
@@ -148,7 +149,7 @@ def _unpack_groups(
     per_block: int,
     index: Index,
 ) -> np.ndarray:
-    """A part of the codes, scales or minima."""
+    """A part of the codes, scales or minima, which `take` takes from blocks."""
     rows, columns = index
     start, stop = columns.start or 0, columns.stop
     first = start // per_block
@@ -161,6 +162,6 @@ def _unpack_groups(
         if not np.isfinite(taken).all():
             raise InputError(
                 f"{name!r} is beyond the range of float16, in which scales of GGUF are kept; load "
-                "the file without keeping them quantized."
+                "the file without keeping its blocks quantized."
             )
     return taken

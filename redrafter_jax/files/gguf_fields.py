@@ -1,4 +1,4 @@
-"""The header of a GGUF model as `config.json` would state it, architecture by architecture.
+"""The fields of `config.json` for a GGUF header, by architecture.
 
 Fields are named as in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, tensors as in
 llama.cpp's `convert_hf_to_gguf.py`.
@@ -14,24 +14,24 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.family_table import FAMILIES
 from redrafter_jax.files.gguf_header import Header
 
-# As llama.cpp has it where a file leaves it out.
+# llama.cpp's default of the rotary base.
 _DEFAULT_BASE = 10000.0
 ROTARY_TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
 _FACTORS, _SHORT, _LONG = ROTARY_TENSORS
 
 
 class Architecture(NamedTuple):
-    """How an architecture of GGUF becomes a family of transformers.
+    """The mapping from a GGUF architecture to a family of transformers.
 
     Attributes:
-      model_type: the family's.
-      names: of tensors to names of weights; those of a layer stand below `blk.0.` and
+      model_type: the family's `model_type`.
+      names: weight names by tensor name; names within a layer omit the prefixes `blk.0.` and
         `model.layers.0.`.
-      interleaved: weights in whose heads the two halves that rotary embedding pairs alternate,
-        row by row, where transformers has one half after the other.
-      norms_from_one: stored norm weights already include the 1 that the model adds.
-      known: fields of the header that it has beside `_KNOWN`.
-      further: fields of `config.json` from a function that reads the header's.
+      interleaved: tensors that store the two halves of each head, which rotary embedding pairs, in
+        alternating rows; transformers stores one half after the other.
+      norms_from_one: whether stored norm weights already include the 1 that the model adds.
+      known: supported header fields in addition to `_KNOWN`.
+      further: function from a reader of header fields to further fields of `config.json`.
     """
 
     model_type: str
@@ -43,7 +43,7 @@ class Architecture(NamedTuple):
 
 
 def _gemma3_fields(stated: Callable[..., Any]) -> dict[str, Any]:
-    """Windows, and what llama.cpp knows though no field states it."""
+    """Fields of windows, with constants that llama.cpp has in its code instead of the file."""
     layers, width = stated("block_count", int), stated("embedding_length", int)
     scalar = stated("attention.key_length", int)
     if layers == _LARGEST_GEMMA3:
@@ -72,7 +72,8 @@ _LLAMA = OUTER_TENSORS | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Layers of Gemma 3 27B, which alone divides scores by the root of another number.
+# Number of layers of Gemma 3 27B, the only size whose scores are not divided by the root of the
+# head dimension.
 _LARGEST_GEMMA3 = 62
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _ARCHITECTURES = {
@@ -97,7 +98,7 @@ _ARCHITECTURES = {
         further=_gemma3_fields,
     ),
 }
-# Fields below the architecture's name that are read, or change nothing that is computed.
+# Fields with the architecture's prefix that are read or do not change the computation.
 _KNOWN = {
     "vocab_size",
     "context_length",
@@ -120,12 +121,12 @@ _KNOWN = {
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.finetuned",
 }
-# Fields that say nothing where they have these values.
+# Fields that change nothing if they have these values.
 _NEUTRAL = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
 
 
 def gguf_fields(header: Header) -> dict[str, Any]:
-    """What `config.json` would state of the model, as transformers 4 spells it.
+    """The fields of `config.json` for the model, in the format of transformers 4.
 
     Raises:
       InputError: a field is missing or not supported.
@@ -144,7 +145,7 @@ def gguf_fields(header: Header) -> dict[str, Any]:
         if (length := stated(name, int, head_dim)) != head_dim:
             raise InputError(
                 f"{header.path} states {prefix}{name}={length}, but heads are {head_dim} wide; "
-                "only heads that are rotated as a whole and of one width are supported."
+                "only heads of one width that are rotated as a whole are supported."
             )
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.shape:
@@ -181,12 +182,12 @@ def gguf_architecture(header: Header) -> Architecture:
     """The architecture that the header names.
 
     Raises:
-      InputError: it is not supported.
+      InputError: the architecture is not supported.
     """
     name = header.get("general.architecture", str)
     if name not in _ARCHITECTURES:
         raise InputError(
-            f"{header.path} is of the architecture {name!r}; supported are "
+            f"{header.path} has the architecture {name!r}; supported are "
             f"{', '.join(map(repr, _ARCHITECTURES))}."
         )
     return _ARCHITECTURES[name]
@@ -198,13 +199,13 @@ def _refuse_unknown(header: Header, prefix: str, architecture: Architecture) -> 
         if own == name or own in {*_KNOWN, *architecture.known} or _NEUTRAL.get(own) == value:
             continue
         raise InputError(
-            f"{header.path} states {name}={value!r}, which is not supported; such a model would "
-            "decode to something else."
+            f"{header.path} states {name}={value!r}, which is not supported; without it the model "
+            "would produce other text."
         )
 
 
 def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
-    """`rope_scaling`."""
+    """The field `rope_scaling`; None for no scaling."""
 
     def stated(name: str, expected: type, default: Any = None) -> Any:
         return header.get(f"{prefix}rope.{name}", expected, default)
@@ -219,7 +220,7 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
     if gain != 1.0 and kind != "longrope":
         raise InputError(
             f"{header.path} states {prefix}rope.scaling.attn_factor={gain}, which is supported "
-            "with scaling of type 'longrope' alone."
+            "only with scaling of type 'longrope'."
         )
     short, long = (f"{name}.weight" in header.tensors for name in (_SHORT, _LONG))
     if (short or long) and kind != "longrope":
@@ -230,8 +231,8 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
     if f"{_FACTORS}.weight" in header.tensors:
         if kind != "none":
             raise InputError(
-                f"{header.path} holds rotary factors beside scaling of type {kind!r}, which are "
-                "not supported together."
+                f"{header.path} holds rotary factors and states scaling of type {kind!r}, which "
+                "are not supported together."
             )
         factors = _factors(header, _FACTORS)
         return _longrope(factors, factors, context, gain)
@@ -277,7 +278,7 @@ def _factors(header: Header, own: str) -> list[float]:
     if tensor.kind != "F32" or len(tensor.shape) != 1:
         raise InputError(
             f"{tensor.path}: tensor {name!r} is {tensor.kind} of shape {tensor.shape}; rotary "
-            "factors are F32 on one axis."
+            "factors must be F32 with one axis."
         )
     values = np.fromfile(tensor.path, "<f4", tensor.shape[0], offset=tensor.offset)
     return [float(str(value)) for value in values]

@@ -1,8 +1,9 @@
-"""The header of a GGUF file: its fields, and where its tensors lie; of a model in parts, of all.
+"""Reads the header of a GGUF file or of a split model: its fields and the offsets of its tensors.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package has a reader too. It
-makes several arrays for each string, so that a vocabulary takes seconds, and it follows counts
-that no file could hold. Here nothing is read or allocated before it is known to lie in the file.
+The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package has a
+reader too, but it makes several arrays for each string, so that a vocabulary takes seconds, and it
+trusts counts that no file could hold. This reader checks that data lies within the file before it
+reads or allocates anything.
 """
 
 import math
@@ -21,11 +22,12 @@ from redrafter_jax.files.locate import GGUF_MAGIC
 
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
-# Of one string in bytes, and of one array in entries: far beyond any vocabulary or chat template.
+# Limit on the bytes of a string and on the entries of an array, far beyond any vocabulary or chat
+# template.
 _LONGEST = 1 << 24
 _MOST_AXES = 4
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
-# Types of values by their number: struct's letters.
+# Numbers of GGUF's types, and struct's letters for the scalar types.
 _UINT32, _FLOAT32, _STRING, _ARRAY, _UINT64 = 4, 6, 8, 9, 10
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
@@ -34,10 +36,10 @@ class Tensor(NamedTuple):
     """A tensor in a file.
 
     Attributes:
-      path: the file.
-      kind: how its numbers are stored, in ggml's name, such as "Q4_K".
-      shape: row-major, as NumPy has it; GGUF counts the axes from the other end.
-      offset: of its first byte in the file.
+      path: path of the file.
+      kind: ggml's name of the format of its numbers, such as "Q4_K".
+      shape: the shape in NumPy's order, which is the reverse of GGUF's.
+      offset: byte offset of the tensor in the file.
     """
 
     path: Path
@@ -47,12 +49,12 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a GGUF model says of itself.
+    """The header of a GGUF model.
 
     Attributes:
-      path: its file; the first one of a model in parts.
+      path: path of the file, or of the first part of a split model.
       values: fields by name.
-      tensors: by name, those of all parts.
+      tensors: tensors by name, of all parts.
     """
 
     path: Path
@@ -60,19 +62,19 @@ class Header(NamedTuple):
     tensors: dict[str, Tensor]
 
     def get(self, name: str, expected: type, default: Any = None) -> Any:
-        """A field, or the default.
+        """The value of a field, or the default.
 
         Raises:
-          InputError: it is missing and has no default, or is of another type.
+          InputError: the field is missing and has no default, or has another type.
         """
         return field(self.values, name, self.path, expected, default)
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file, or of all parts of a model of which this is one.
+    """The header of a GGUF file, or of all parts of a split model if the file is one of them.
 
     Raises:
-      InputError: a file is missing, damaged, cut short or of another format, or parts do not
+      InputError: a file is missing, damaged, cut short or in another format, or the parts do not
         belong together.
     """
     named = _PART.fullmatch(path.name)
@@ -101,12 +103,12 @@ def read_header(path: Path) -> Header:
         if stated != (number, count):
             raise InputError(
                 f"{header.path} states that it is part {stated[0] + 1} of {stated[1]}; it was "
-                "renamed, or is of another model."
+                "renamed, or belongs to another model."
             )
         if repeated := sorted(tensors.keys() & header.tensors.keys()):
             raise InputError(
                 f"{header.path} holds the tensor {repeated[0]!r}, which an earlier part holds too; "
-                "the parts are not of one model."
+                "the parts do not belong to one model."
             )
         tensors |= header.tensors
     expected = headers[0].get("split.tensors.count", int, len(tensors))
@@ -119,7 +121,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Values one after the other, none from past the end of the file."""
+    """Reads values one after the other and refuses to read past the end of the file."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path = path
@@ -127,28 +129,28 @@ class _Reader:
         self.position = 0
 
     def take(self, size: int) -> int:
-        """Skip `size` bytes; where they begin."""
+        """Skip `size` bytes; returns the offset of the first."""
         start, self.position = self.position, self.position + size
         if self.position > len(self.content):
             raise cut_short(self.path, self.position, len(self.content))
         return start
 
     def numbers(self, kind: int, count: int = 1) -> tuple[Any, ...]:
-        """`count` numbers of a type."""
+        """Read `count` numbers of a type."""
         if kind not in _SCALARS:
             raise InputError(
-                f"{self.path} holds a value of type {kind} at byte {self.position}, which is no "
-                "type of GGUF's; it is damaged."
+                f"{self.path} holds a value of type {kind} at byte {self.position}, which GGUF "
+                "does not define; the file is damaged."
             )
         layout = struct.Struct(f"<{count}{_SCALARS[kind]}")
         return layout.unpack_from(self.content, self.take(layout.size))
 
     def number(self, kind: int) -> Any:
-        """One of a type."""
+        """Read one number of a type."""
         return self.numbers(kind)[0]
 
     def size(self, what: str) -> int:
-        """A count of bytes or entries."""
+        """Read a count of bytes or entries."""
         size = self.number(_UINT64)
         if size > _LONGEST:
             raise InputError(
@@ -158,7 +160,7 @@ class _Reader:
         return size
 
     def string(self) -> str:
-        """UTF-8 after its length in bytes."""
+        """Read a string: its length in bytes, followed by UTF-8."""
         size = self.size("a string")
         start = self.take(size)
         try:
@@ -169,7 +171,7 @@ class _Reader:
             ) from None
 
     def value(self, kind: int) -> Any:
-        """A field of that type; arrays become lists."""
+        """Read a value of a type; arrays become lists."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -178,7 +180,7 @@ class _Reader:
                 return [self.string() for _ in range(size)]
             return list(self.numbers(kind, size))
         number = self.number(kind)
-        # As it was written, 1e-05 and not 9.999999747378752e-06.
+        # The shortest decimal, such as 1e-05 and not 9.999999747378752e-06.
         return float(str(np.float32(number))) if kind == _FLOAT32 else number
 
 
@@ -201,31 +203,31 @@ def _read(reader: _Reader) -> Header:
     start = reader.content[: len(GGUF_MAGIC)]
     if start != GGUF_MAGIC:
         raise InputError(
-            f"{path} is no GGUF file: it begins with {start!r}, not {GGUF_MAGIC!r}; download it "
+            f"{path} is not a GGUF file: it begins with {start!r}, not {GGUF_MAGIC!r}; download it "
             "again."
         )
     reader.take(len(GGUF_MAGIC))
     version = reader.number(_UINT32)
     if version not in _VERSIONS:
         raise InputError(
-            f"{path} is GGUF of version {version}, or big-endian; supported are little-endian "
-            f"files of version {' and '.join(map(str, _VERSIONS))}."
+            f"{path} is GGUF version {version}, or big-endian; supported are little-endian files "
+            f"of version {' and '.join(map(str, _VERSIONS))}."
         )
     tensor_count, value_count = reader.number(_UINT64), reader.number(_UINT64)
     values: dict[str, Any] = {}
     for _ in range(value_count):
         name = reader.string()
         if name in values:
-            raise InputError(f"{path} states the field {name!r} twice; it is damaged.")
+            raise InputError(f"{path} states the field {name!r} twice; the file is damaged.")
         values[name] = reader.value(reader.number(_UINT32))
     alignment = field(values, "general.alignment", path, int, _ALIGNMENT)
     if alignment < 1 or alignment & (alignment - 1):
-        raise InputError(f"{path} states general.alignment={alignment}, no power of two.")
+        raise InputError(f"{path} states general.alignment={alignment}; it must be a power of two.")
     described = {}
     for _ in range(tensor_count):
         name = reader.string()
         if name in described:
-            raise InputError(f"{path} holds the tensor {name!r} twice; it is damaged.")
+            raise InputError(f"{path} holds the tensor {name!r} twice; the file is damaged.")
         described[name] = _describe_tensor(reader, name)
     data = -(-reader.position // alignment) * alignment
     tensors = {
@@ -238,7 +240,7 @@ def _read(reader: _Reader) -> Header:
 
 
 def _describe_tensor(reader: _Reader, name: str) -> Tensor:
-    """Its offset is from where the tensors begin."""
+    """The next tensor; its offset counts from the beginning of the tensors' data."""
     path, axes = reader.path, reader.number(_UINT32)
     if axes > _MOST_AXES:
         raise InputError(f"{path}: tensor {name!r} has {axes} axes; the most is {_MOST_AXES}.")
@@ -261,13 +263,13 @@ def _describe_tensor(reader: _Reader, name: str) -> Tensor:
 
 
 def stored_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    """That a tensor of this shape takes."""
+    """The size in bytes of a tensor."""
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return math.prod(shape) // block * size
 
 
 def cut_short(path: Path, needed: int, present: int) -> InputError:
-    """For a file that ends before its contents."""
+    """The error for a file that is shorter than its header says."""
     return InputError(
         f"{path} is cut short: it should have {needed:,} bytes or more and has {present:,}; "
         "download it again."

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF model, from its header: byte-level BPE, or SentencePiece's BPE.
+"""Builds the tokenizer of a GGUF model from its header: byte-level BPE or SentencePiece BPE.
 
-A header names its pre-tokenizer without describing it; the patterns are those of the models that
-the names stand for, as their own `tokenizer.json` states them.
+A header only names its pre-tokenizer; the patterns here are from the `tokenizer.json` of the models
+that the names stand for.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ class _PreTokenizer(NamedTuple):
     """A named pre-tokenizer.
 
     Attributes:
-      parts: that split a text before it becomes bytes.
-      gpt2_pattern: GPT-2's pattern splits it too.
-      nfc: the text is brought into Unicode's normal form C first.
-      ignore_merges: a word that is a token stays one, whatever the merges say.
-      adds_bos: where the header does not say.
+      parts: pre-tokenizers that split a text before it becomes bytes.
+      gpt2_pattern: whether GPT-2's pattern also splits the text.
+      nfc: whether the text is first normalised to Unicode's normal form C.
+      ignore_merges: whether a word that is a token stays one token regardless of the merges.
+      adds_bos: whether a BOS token is added if the header does not say.
     """
 
     parts: tuple[Any, ...] = ()
@@ -41,7 +41,7 @@ class _PreTokenizer(NamedTuple):
 
 
 def _split(digits: str) -> Any:
-    """The pattern of GPT-4 and its heirs; `digits` says how many stay together."""
+    """The pattern of GPT-4 and its successors; `digits` is the pattern of numbers."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits
@@ -57,7 +57,7 @@ _PRE_TOKENIZERS = {
     "qwen2": _PreTokenizer((_split(r"\p{N}"),), nfc=True),
     "dbrx": _PreTokenizer((_split(r"\p{N}{1,3}"),)),
 }
-# Other names of these patterns, as llama.cpp reads them (`src/llama-vocab.cpp`).
+# Other names of these patterns in llama.cpp (`src/llama-vocab.cpp`).
 _ALIASES = {
     "gpt-2": "phi-2 gigachat a.x-4.0 mellum exaone4 jina-es jina-de jina-v2-es jina-v2-de "
     "modern-bert mpt olmo jais trillion granite-docling",
@@ -69,25 +69,24 @@ _ALIASES = {
 _PATTERN_OF = {name: name for name in _PRE_TOKENIZERS} | {
     alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()
 }
-# Types of tokens.
+# GGUF's types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def gguf_tokenizer(header: Header) -> Tokenizer:
-    """The tokenizer that the header describes; it adds the first and last tokens that it states.
+    """The tokenizer that the header describes, with the BOS and EOS tokens that it asks for.
 
     Raises:
-      InputError: it is of a kind or has a pre-tokenizer that is not supported, or contradicts
-        itself.
+      InputError: the tokenizer or its pre-tokenizer is not supported, or the header is damaged.
     """
     tokens, types = _entries(header, "tokens", str), _entries(header, "token_type", int)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(types) != len(tokens) or len(vocabulary) != len(tokens):
         raise InputError(
             f"{header.path} states {len(tokens)} tokens, of which {len(vocabulary)} are different, "
-            f"and {len(types)} types of tokens; it is damaged."
+            f"and {len(types)} types of tokens; the file is damaged."
         )
     model = header.get("tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama"):
@@ -102,10 +101,10 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
             tokenizer, adds_bos = _sentencepiece(header, vocabulary, types)
     except (KeyboardInterrupt, SystemExit, InputError):
         raise
-    # tokenizers raises nothing narrower, and a panic of its Rust code is no Exception.
+    # tokenizers raises plain Exception, and panics of its Rust code are only BaseExceptions.
     except BaseException as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{header.path} holds no whole tokenizer: {reason}.") from None
+        raise InputError(f"{header.path} holds a damaged tokenizer: {reason}.") from None
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
@@ -118,15 +117,15 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
 
 
 def token_strings(header: Header) -> list[str]:
-    """The tokens in the order of their numbers, as the file writes them; none if it has none."""
+    """The tokens in the order of their ids, as the file spells them; empty if it has none."""
     return header.get("tokenizer.ggml.tokens", list, [])
 
 
 def tokenizer_fields(header: Header) -> dict[str, Any]:
-    """What `tokenizer_config.json` would state: special tokens by their roles, the chat template.
+    """The fields of a `tokenizer_config.json`: special tokens by role, and the chat template.
 
     Raises:
-      InputError: a token is not in the vocabulary.
+      InputError: a special token is not in the vocabulary.
     """
     tokens = _entries(header, "tokens", str)
     fields: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -135,7 +134,7 @@ def tokenizer_fields(header: Header) -> dict[str, Any]:
             fields[f"{role}_token"] = token
     if template := header.get("tokenizer.chat_template", str, ""):
         fields["chat_template"] = template
-    # Decoded text is the tokens' own, no space is taken from before a comma.
+    # Decode tokens exactly, without removing spaces before commas.
     return {**fields, "clean_up_tokenization_spaces": False}
 
 
@@ -161,11 +160,11 @@ def _byte_level(header: Header, vocabulary: dict[str, int]) -> tuple[Tokenizer, 
 def _sentencepiece(
     header: Header, vocabulary: dict[str, int], types: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
-    """Its BPE joins the pair whose piece has the highest score, and knows no merges by name."""
+    """Merges follow from scores: SentencePiece joins the pair whose result scores highest."""
     scores = _entries(header, "scores", float)
     if len(scores) != len(vocabulary):
         raise InputError(
-            f"{header.path} states {len(vocabulary)} tokens, but {len(scores)} scores; it is "
+            f"{header.path} states {len(vocabulary)} tokens, but {len(scores)} scores; the file is "
             "damaged."
         )
     pieces = [
@@ -202,14 +201,14 @@ def _sentencepiece(
 
 
 def _add_ends(tokenizer: Tokenizer, header: Header, tokens: list[str], adds_bos: bool) -> None:
-    """The tokens that the tokenizer puts before and after a text."""
+    """Make the tokenizer add the BOS and EOS tokens that the header asks for."""
     added = []
     for name, default in (("bos", adds_bos), ("eos", False)):
         token = _token(header, name, tokens)
         asked = header.get(f"tokenizer.ggml.add_{name}_token", bool, default)
         if asked and token is None:
             raise InputError(
-                f"{header.path} asks for {name} tokens and states no "
+                f"{header.path} asks for {name} tokens, but does not state "
                 f"tokenizer.ggml.{name}_token_id."
             )
         added.append(token if asked else None)
@@ -222,7 +221,7 @@ def _add_ends(tokenizer: Tokenizer, header: Header, tokens: list[str], adds_bos:
 
 
 def _token(header: Header, name: str, tokens: list[str]) -> str | None:
-    """The token of that role."""
+    """The token with a role, such as "bos"; None if the header names none."""
     number = header.get(f"tokenizer.ggml.{name}_token_id", int, -1)
     if number == -1:
         return None
@@ -235,11 +234,11 @@ def _token(header: Header, name: str, tokens: list[str]) -> str | None:
 
 
 def _entries(header: Header, name: str, kind: type) -> list[Any]:
-    """A list of the tokenizer's."""
+    """A list field of the tokenizer, whose entries must have type `kind`."""
     entries = header.get(f"tokenizer.ggml.{name}", list)
     if not all(type(entry) is kind for entry in entries):
         raise InputError(
-            f"{header.path} states other than entries of type {kind.__name__} in "
-            f"tokenizer.ggml.{name}; it is damaged."
+            f"{header.path} holds entries in tokenizer.ggml.{name} that are not of type "
+            f"{kind.__name__}; the file is damaged."
         )
     return entries

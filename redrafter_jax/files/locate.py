@@ -1,6 +1,6 @@
-"""Where a model's files lie: in a folder, or in this machine's copy of a hub repository.
+"""Finds a model's files, in a folder or in the local copy of a hub repository.
 
-The hub's client, which takes half a second to import, is imported where it is used.
+The hub's client takes half a second to import, so it is imported where it is used.
 """
 
 import difflib
@@ -11,26 +11,26 @@ from pathlib import Path
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_json
 
-# Other files of a repository hold the same weights again, in other formats.
+# Only these weights are downloaded; other files of a repository repeat them in other formats.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-# Beside a drafter's `config.json`; see `redrafter_jax.files.tree_table`.
+# The tree table in a drafter's folder; see `redrafter_jax.files.tree_table`.
 TREE_TABLE = "draft.yaml"
 SINGLE_FILE = "model.safetensors"
-# Of a folder that holds changes to a model, in the format of the package peft.
+# A file in folders of adapters, in the format of the package peft.
 _ADAPTER = "adapter_config.json"
-# A name that ends so is meant as a file's.
+# Names with these suffixes are files, not hub ids.
 _FILES = (".safetensors", ".bin", ".pt", ".json")
-# What describes a model, its tokenizer with it.
+# Files that describe a model and its tokenizer.
 _DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", TREE_TABLE)
 # The first bytes of a GGUF file.
 GGUF_MAGIC = b"GGUF"
 
 
 def resolve(name: str | Path) -> Path:
-    """The folder or GGUF file itself, or the hub's copy of what describes the model.
+    """The path of a folder or GGUF file, or of the files that describe a model on the hub.
 
     Raises:
-      InputError: it is neither a path nor a repository that the hub gives.
+      InputError: the name is neither a path nor an accessible hub repository.
     """
     if not str(name):
         raise InputError("The name of a model is empty; give a folder, a GGUF file or a hub id.")
@@ -39,10 +39,10 @@ def resolve(name: str | Path) -> Path:
 
 
 def locate(name: str | Path) -> Path:
-    """The same, for a folder or file that must hold a model.
+    """The path of a model, as `resolve` finds it.
 
     Raises:
-      InputError: as `resolve`, or it is a folder around the one of a model, or one of an adapter.
+      InputError: as in `resolve`, or the folder holds an adapter or a subfolder with a model.
     """
     path = resolve(name)
     if not is_gguf(path):
@@ -51,13 +51,13 @@ def locate(name: str | Path) -> Path:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that is an adapter's, or that lies around the one of a model."""
+    """Refuse a folder that holds an adapter, or whose subfolder or GGUF file is the model."""
     _refuse_adapter(folder, "config.json")
     refuse_outer_folder(folder, "config.json")
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the path is named like a GGUF file, there or not, or is a file that begins as one."""
+    """Whether a path has the suffix .gguf, even if it does not exist, or is a GGUF file."""
     if path.suffix.lower() == ".gguf":
         return not path.is_dir()
     if not path.is_file():
@@ -65,12 +65,12 @@ def is_gguf(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
-    except OSError:  # one that may not be read is what its name says
+    except OSError:  # an unreadable file is judged by its name
         return False
 
 
 def refuse_outer_folder(folder: Path, needed: str) -> None:
-    """Refuse a folder that lacks the needed file, but whose subfolders or GGUF files are models."""
+    """Refuse a folder without the needed file whose subfolders or GGUF files are models."""
     if (folder / needed).exists():
         return
     paths = [*(path.parent for path in folder.glob(f"*/{needed}")), *folder.glob("*.gguf")]
@@ -83,34 +83,34 @@ def refuse_outer_folder(folder: Path, needed: str) -> None:
 
 
 def locate_weights(name: str | Path, folder: Path, others: Sequence[str] = ()) -> Path:
-    """The folder with the weights; the hub's are downloaded now, after their description is read.
+    """The folder with a model's weights, which are downloaded if the model is on the hub.
 
     Args:
-      name: what the user wrote.
-      folder: where `locate` found its description.
-      others: names of files that may hold the weights too, as some drafters' are called.
+      name: the name that the user gave.
+      folder: the folder that `locate` returned for the name.
+      others: further names of weight files, as some drafters use.
 
     Raises:
-      InputError: the hub does not give the weights.
+      InputError: the weights cannot be downloaded.
     """
     files = (*_WEIGHTS, *others)
     if Path(name).is_dir():
         _refuse_adapter(folder, *files)
         return folder
-    # The folder is named after the commit, so that description and weights are of one.
+    # The folder is named after the commit; use the same commit for the weights.
     for pattern in files:
         folder = _download(str(name), pattern, revision=folder.name)
         if any(folder.glob(pattern)):
             return folder
     _refuse_adapter(folder, *files)
     raise InputError(
-        f"The hub's {str(name)!r} has no weights as safetensors or .bin; of a repository of GGUF "
-        f"files download one by `hf download {name} FILE.gguf`, and give its path."
+        f"{str(name)!r} on the hub has no weights as safetensors or .bin; if it has GGUF files, "
+        f"download one with `hf download {name} FILE.gguf`, and give its path."
     )
 
 
 def _refuse_adapter(folder: Path, *needed: str) -> None:
-    """Refuse a folder that holds an adapter and none of the files needed for a model."""
+    """Refuse a folder that holds an adapter and none of a model's files."""
     path = folder / _ADAPTER
     if not path.is_file() or any(any(folder.glob(pattern)) for pattern in needed):
         return
@@ -118,7 +118,7 @@ def _refuse_adapter(folder: Path, *needed: str) -> None:
     kind, base = (stated.get(name) for name in ("peft_type", "base_model_name_or_path"))
     raise InputError(
         f"{folder} is an adapter ({kind or 'PEFT'!s:.20}) for the model {base!r:.200}, not a "
-        "model; merge the two with the package peft, by PeftModel.from_pretrained(model, adapter)"
+        "model; merge the two with the package peft: PeftModel.from_pretrained(model, adapter)"
         ".merge_and_unload().save_pretrained(FOLDER), and give that folder."
     )
 
@@ -131,15 +131,15 @@ def _download(repository: str, *patterns: str, revision: str | None = None) -> P
 
 
 def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
-    """Where `fetch` puts what it downloads of a repository on the Hugging Face hub.
+    """The path of files that `fetch` downloads from a repository on the Hugging Face hub.
 
     Args:
-      fetch: one of huggingface_hub's downloads, of the repository's id.
-      repository: what the user wrote for a folder or an id.
-      needed: the files that a folder in its place must hold.
+      fetch: a download function of huggingface_hub, which takes the repository's id.
+      repository: the folder or id that the user gave.
+      needed: the files that a local folder would have to hold, for error messages.
 
     Raises:
-      InputError: it could not be downloaded, for whatever reason.
+      InputError: the download failed, for any reason.
     """
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -155,45 +155,45 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
         validate_repo_id(repository)
         if repository.endswith(_FILES):
             raise HFValidationError
-    except HFValidationError:  # a path, which the hub is not asked for
+    except HFValidationError:  # a path, for which the hub is not asked
         raise InputError(
-            f"{repository!r} does not exist, and is no id of the Hugging Face hub, such as "
+            f"{repository!r} does not exist, and is not an id on the Hugging Face hub, such as "
             f"ORGANISATION/NAME; {folder}{_hint(repository)}."
         ) from None
     try:
         return Path(fetch(repository))
     except GatedRepoError:
         raise InputError(
-            f"{repository!r} is gated, and the Hugging Face hub does not give it to you; accept "
-            "the licence on its page there and log in with `hf auth login`."
+            f"{repository!r} is gated on the Hugging Face hub, and you have no access; accept the "
+            "licence on its page and log in with `hf auth login`."
         ) from None
     except RemoteEntryNotFoundError:
         raise InputError(
             f"{repository!r} on the Hugging Face hub has no {needed}; {folder}."
         ) from None
-    # httpx, hf_xet and the file system raise errors of their own, which have no base in common.
+    # The errors of httpx, hf_xet and the file system have no common base class.
     except Exception as error:
         if isinstance(error, OSError) and error.strerror:
             place = f" ({error.filename})" if error.filename else ""
             raise InputError(
                 f"{repository!r} was not downloaded from the Hugging Face hub: "
-                f"{error.strerror}{place}; mend that, or {folder}."
+                f"{error.strerror}{place}; fix that, or {folder}."
             ) from None
         cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
         raise InputError(
-            f"{repository!r} is neither a folder nor a repository that the Hugging Face hub gave "
-            f"({cause}); {folder}{_hint(repository)}."
+            f"{repository!r} is neither a folder nor an accessible repository on the Hugging Face "
+            f"hub ({cause}); {folder}{_hint(repository)}."
         ) from None
 
 
 def _hint(name: str) -> str:
-    """A question that names a model's folder of a similar name beside the missing one; or ""."""
+    """A "did you mean" hint with a similarly named model folder beside the missing one, or ""."""
     if name.startswith("~") and (home := Path(name).expanduser()).exists():
-        return f" (did you mean {str(home)!r}?)"  # the shell did not see it
+        return f" (did you mean {str(home)!r}?)"  # the shell did not expand it
     wanted = Path(name)
     try:
         names = [path.parent.name for path in wanted.parent.glob("*/config.json")]
-    except OSError:  # a folder that cannot be read
+    except OSError:  # the folder cannot be read
         return ""
     near = difflib.get_close_matches(wanted.name, names, n=1)
     return f" (did you mean {str(wanted.parent / near[0])!r}?)" if near else ""

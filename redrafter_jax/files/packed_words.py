@@ -1,12 +1,12 @@
-"""Matrices that GPTQ or AWQ packed in words of 32 bits, as codes, scales and minima.
+"""Matrices in the 32-bit words of GPTQ and AWQ, read as codes, scales and minima.
 
-A linear layer `X` is stored as `X.qweight`, `X.qzeros` and `X.scales`, all with their outputs last.
-A word holds eight codes of 4 bits or eight zero points; a number is `scale * (code - zero)`.
+A linear layer `X` is stored as `X.qweight`, `X.qzeros` and `X.scales`, with outputs on the last
+axis. A word holds eight codes of 4 bits or eight zero points; a number is `scale * (code - zero)`.
 
-GPTQ packs eight inputs, the first in the lowest bits: `qweight` is [in / 8, out]. `X.g_idx` tells
-the group of every input. Its first format stores zero points less one
+GPTQ packs eight inputs per word, the first in the lowest bits: `qweight` is [in / 8, out].
+`X.g_idx` is the group of every input. GPTQ's first format stores zero points minus one
 (`pack_original` of https://github.com/ModelCloud/GPTQModel/blob/main/gptqmodel/nn_modules/qlinear).
-AWQ's "gemm" packs eight outputs, the even ones before the odd: `qweight` is [in, out / 8]
+AWQ's "gemm" packs eight outputs per word, even ones before odd ones: `qweight` is [in, out / 8]
 (https://github.com/casper-hansen/AutoAWQ/blob/main/awq/modules/linear/gemm.py). Both pack the zero
 points of eight outputs in the order of their codes: `qzeros` is [groups, out / 8].
 """
@@ -21,7 +21,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.quantized import MINIMUM, SCALE
 from redrafter_jax.files.stored import Index, StoredWeight, dtype_of, memory_map
 
-# Where each of the eight lies in its word.
+# The place in a word of each of the eight numbers.
 _IN_ORDER = np.arange(8, dtype=np.uint32)
 _INTERLEAVED = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.uint32)
 _WORDS = np.dtype("<u4")
@@ -31,10 +31,11 @@ class Packing(NamedTuple):
     """How the words of a folder are packed.
 
     Attributes:
-      by_inputs: whether a word of codes holds inputs, as GPTQ's do, or outputs, as AWQ's.
-      group_size: inputs to a scale; -1 is all.
-      zero_offset: what the stored zero points lack.
-      symmetric: every zero point is 8, which is then no minimum.
+      by_inputs: whether a word of codes holds eight inputs, as in GPTQ, or eight outputs, as in
+        AWQ.
+      group_size: number of inputs per scale; -1 for all inputs.
+      zero_offset: number to add to the stored zero points.
+      symmetric: whether every zero point is 8, so that no minima are needed.
     """
 
     by_inputs: bool
@@ -53,11 +54,11 @@ class _Layer(NamedTuple):
 
 
 def unpack_layers(stored: dict[str, StoredWeight], packing: Packing) -> dict[str, StoredWeight]:
-    """The same weights, packed ones as codes, scales and minima; others are as they are.
+    """The weights with packed layers as codes, scales and minima; other weights are unchanged.
 
     Raises:
-      InputError: a part of a layer is missing, has another shape or dtype than `qweight` asks for,
-        the groups are no runs of inputs, or the layer is there unpacked too.
+      InputError: a part of a layer is missing or does not have the shape or dtype that belongs to
+        `qweight`, a group is not a run of inputs, or the layer is stored unpacked too.
     """
     found = dict(stored)
     for packed in stored.values():
@@ -68,14 +69,14 @@ def unpack_layers(stored: dict[str, StoredWeight], packing: Packing) -> dict[str
         for name in names:
             if name not in found:
                 raise InputError(
-                    f"{packed.path} holds {packed.name!r}, but no {name!r} is there; the model is "
+                    f"{packed.path} holds {packed.name!r}, but {name!r} is missing; the model is "
                     "incomplete."
                 )
         for name in (f"{layer}.weight{ending}" for ending in ("", SCALE, MINIMUM)):
             if name in found:
                 raise InputError(
-                    f"{packed.path} holds {packed.name!r}, but {name!r} is there too; take out the "
-                    "one that is not meant."
+                    f"{packed.path} holds {packed.name!r}, but {name!r} exists too; remove the "
+                    "wrong one."
                 )
         parts = _Layer(packing, *(found.pop(name) for name in names))
         found |= _layer_parts(f"{layer}.weight", parts, found.pop(f"{layer}.g_idx", None))
@@ -83,7 +84,7 @@ def unpack_layers(stored: dict[str, StoredWeight], packing: Packing) -> dict[str
 
 
 def _layer_parts(name: str, layer: _Layer, order: StoredWeight | None) -> dict[str, StoredWeight]:
-    """A layer's codes, scales and minima, the minima left out where they are symmetric."""
+    """A layer's codes, scales and, unless it is symmetric, minima."""
     packing, codes, zeros, scales = layer
     rows, columns = (*codes.shape, 0, 0)[:2]
     inputs, outputs = (8 * rows, columns) if packing.by_inputs else (rows, 8 * columns)
@@ -99,19 +100,19 @@ def _layer_parts(name: str, layer: _Layer, order: StoredWeight | None) -> dict[s
         if not divided:
             raise InputError(
                 f"{codes.path}: {codes.name!r} is {codes.dtype} of shape {codes.shape}, for "
-                f"{inputs} inputs and {outputs} outputs; groups of {group} must divide the inputs, "
-                "and 8 the outputs. Take another folder."
+                f"{inputs} inputs and {outputs} outputs; inputs must be a multiple of the group "
+                f"size {group}, and outputs of 8. Use another folder."
             )
         if part.shape != shape or part.dtype not in dtypes:
             raise InputError(
                 f"{part.path}: {part.name!r} is {part.dtype} of shape {part.shape}; of {inputs} "
                 f"inputs, {outputs} outputs and groups of {group} it must be {' or '.join(dtypes)} "
-                f"of shape {shape}. Download the file again, or take another folder."
+                f"of shape {shape}. Download the file again, or use another folder."
             )
     if order and (memory_map(order, "<i4") != np.arange(inputs) // group).any():
         raise InputError(
-            f"{order.path}: {order.name!r} puts inputs into groups by their activations "
-            "(desc_act, act-order), which is not supported; take a folder quantized without it."
+            f"{order.path}: {order.name!r} orders inputs by their activations (desc_act, "
+            "act-order), which is not supported; use a folder quantized without it."
         )
     shape = (outputs, groups)
     parts = [
@@ -139,32 +140,32 @@ def _codes(layer: _Layer, index: Index) -> Int8[np.ndarray, "out in"]:
 def _scales(layer: _Layer, index: Index) -> Float[np.ndarray, "out groups"]:
     if layer.packing.symmetric:
         stored = _zeros(layer, index)
-        # Most programs take 8 whatever is stored, so folders of both formats state either name
-        # (https://github.com/vllm-project/vllm/pull/38966).
+        # Most programs assume 8 whatever is stored, so folders in either format may state the name
+        # of the other (https://github.com/vllm-project/vllm/pull/38966).
         if stored.size and not ((stored == 7).all() or (stored == 8).all()):
             raise InputError(
                 f"{layer.zeros.path}: {layer.zeros.name!r} holds zero points that are not in the "
-                "middle, though config.json states sym=true; state false if they are meant."
+                "middle, but config.json states sym=true; state false if they are intended."
             )
     outputs, groups = index
     return memory_map(layer.scales, dtype_of(layer.scales))[groups, outputs].T
 
 
 def _minima(layer: _Layer, index: Index) -> Float32[np.ndarray, "out groups"]:
-    """Exact: a scale of float16 has 11 bits, a zero point 4."""
+    """The minima, exact in float32: a float16 scale has 11 bits, and a zero point 4."""
     zeros = _zeros(layer, index)
-    # A zero point of 0, less one, has run over into its neighbours in some programs.
+    # In some programs a zero point of 0 minus one overflows into its neighbours.
     if layer.packing.zero_offset and (zeros == 15).any():
         raise InputError(
             f"{layer.zeros.path}: {layer.zeros.name!r} holds zero points that are stored as 15, "
-            "less one, which some programs read as 0 and others as 16; write the folder once more "
-            "in the format gptq_v2."
+            "minus one, which some programs read as 0 and others as 16; write the folder again in "
+            "the format gptq_v2."
         )
     return -_scales(layer, index).astype(np.float32) * (zeros + layer.packing.zero_offset)
 
 
 def _zeros(layer: _Layer, index: Index) -> UInt8[np.ndarray, "out groups"]:
-    """As they are stored."""
+    """The zero points as they are stored."""
     outputs, groups = index
     order = _IN_ORDER if layer.packing.by_inputs else _INTERLEAVED
     return _unpack_words(memory_map(layer.zeros, _WORDS), groups, outputs, order).T
@@ -176,7 +177,7 @@ def _unpack_words(
     columns: slice,
     order: UInt32[np.ndarray, "8"],
 ) -> UInt8[np.ndarray, "rows columns"]:
-    """A part of what words hold: some rows, and some of eight columns to a word."""
+    """A part of the unpacked numbers, which have eight columns per word."""
     start, stop, _ = columns.indices(8 * words.shape[1])
     whole = words[rows, start // 8 : -(-stop // 8)]
     eight = (whole[..., None] >> (4 * order)).astype(np.uint8) & 15

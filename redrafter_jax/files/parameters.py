@@ -1,4 +1,4 @@
-"""A model's parameters and the weights in files that belong to them: matched, and loaded."""
+"""Matches a model's parameters with the weights in files, and loads them."""
 
 import hashlib
 import re
@@ -30,13 +30,13 @@ from redrafter_jax.parallel.model import Model, Source
 
 
 class Layout(NamedTuple):
-    """How the parameters of a kind of model lie in files.
+    """How the parameters of a kind of model are stored in files.
 
     Attributes:
-      module: function from a configuration to a module that holds parameters and nothing else.
+      module: function from a configuration to a module that holds only parameters.
       stored_name: function from a configuration and a parameter's dotted name to the weight's name.
-      layers: fields of the configuration whose product is the number of layers, with their names
-        in files; there cannot be more layers than weights.
+      layers: configuration fields whose product is the number of layers, which cannot exceed the
+        number of weights, and their names in files.
     """
 
     module: Callable[..., nnx.Module]
@@ -45,15 +45,15 @@ class Layout(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter of a module, or one of those that it is joined of, and its weight in files.
+    """A parameter of a module, or one part of a joint parameter, with its weight's name.
 
     Attributes:
-      path: of the parameter; of one that is joined with others what it would have by itself.
-      name: of the weight.
-      shape: of the weight.
-      transposed: whether the weight lies transposed in files.
-      whole: path of the parameter in the module.
-      variable: that parameter.
+      path: path of the parameter; for a part of a joint parameter, its path if it were separate.
+      name: name of the weight in files.
+      shape: shape of the weight in files.
+      transposed: whether the weight is stored transposed.
+      whole: path of the parameter in the module; for a part, that of the joint parameter.
+      variable: the variable at the path `whole`.
     """
 
     path: tuple[Any, ...]
@@ -65,17 +65,17 @@ class Parameter(NamedTuple):
 
 
 class MatchedModel(NamedTuple):
-    """A model whose files are whole and fit its configuration: every parameter has its weight.
+    """A model whose files are complete: every parameter has a weight of the right shape.
 
     Attributes:
-      folder: the folder or GGUF file in which the model lies.
-      described_by: the file that states the configuration: `config.json`, or the first GGUF file.
+      folder: the model's folder or GGUF file.
+      described_by: the file with the configuration: `config.json`, or the first GGUF file.
       config: the configuration.
       graphdef: the structure of the Flax module.
       parameters: the parameters of the module.
       weights: one stored weight for each parameter.
       left_out: names of weights in the files that are not read, such as a second embedding.
-      tables: arrays of whole numbers beside the weights, which the configuration was read from.
+      tables: arrays of whole numbers in the files, from which the configuration was read.
     """
 
     folder: Path
@@ -88,13 +88,13 @@ class MatchedModel(NamedTuple):
     tables: tuple[StoredWeight, ...] = ()
 
     def digest(self) -> str:
-        """A digest of the contents of the model's files: its weights, and what describes it.
+        """A digest of the contents of the model's weight files and its configuration file.
 
-        They are read once from beginning to end; on a terminal a bar shows how far it is.
+        All files are read once; on a terminal a progress bar is shown.
         """
         weights = {part.path for weight in self.weights for part in (weight, *weight.groups)}
         digest = hashlib.sha256()
-        # The first part of a GGUF model may hold no weight.
+        # The first part of a split GGUF model may hold no weight.
         paths = [*sorted(weights), *({self.described_by} - weights)]
         for path in tqdm(paths, desc=self.folder.name, leave=False, disable=None):
             with path.open("rb") as file:
@@ -113,7 +113,7 @@ class MatchedModel(NamedTuple):
         total = sum(weight.bytes for weight in self.weights)
         name, flat = self.folder.name, []
         parts: list[Any] = []
-        # disable=None: no bar where nobody watches.
+        # disable=None: show the bar on terminals only.
         with tqdm(
             total=total, desc=name, unit="B", unit_scale=True, leave=False, disable=None
         ) as bar:
@@ -137,21 +137,22 @@ def match_weights(
     layout: Layout,
     ignored: Sequence[str] = (),
 ) -> MatchedModel:
-    """A model of whose weights each has its place and shape.
+    """The model with its parameters matched to stored weights.
 
     Args:
-      folder: the folder or GGUF file in which the model lies.
-      described_by: the file that states the configuration.
+      folder: the model's folder or GGUF file.
+      described_by: the file with the configuration.
       config: the configuration.
       stored: the weights in the files, by name.
-      layout: how the parameters lie in files.
+      layout: how the parameters are stored.
       ignored: regular expressions of names that need no place in the model.
 
     Raises:
-      InputError: a weight is missing, of another shape, or has no place in the model.
+      InputError: a weight is missing, has the wrong shape, or has no place in the model.
     """
     counts = {name: getattr(config, field) for field, name in layout.layers.items()}
-    if prod(max(count, 1) for count in counts.values()) > len(stored):  # before so many are made
+    # Check the number of layers before building them.
+    if prod(max(count, 1) for count in counts.values()) > len(stored):
         stated = " and ".join(f"{name}={count}" for name, count in counts.items())
         raise InputError(
             f"{described_by} states {stated}, but the files hold {len(stored)} weights; they do "
@@ -186,13 +187,13 @@ def match_weights(
 
 
 def _is_zero_bias(stored: Mapping[str, StoredWeight], name: str) -> bool:
-    """Whether it is a quantized layer's; early folders of GPTQ have them where a model has none."""
+    """Whether a weight is a zero bias of a quantized layer, as in early folders of GPTQ."""
     layer = name.removesuffix("bias")
     return layer != name and f"{layer}weight{SCALE}" in stored and is_zero(stored[name])
 
 
 def stored_parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]]:
-    """The structure of the module, and its parameters as files have them; nothing is allocated."""
+    """The structure of the module, and its parameters as stored in files, without allocating."""
     skeleton = nnx.eval_shape(lambda: layout.module(config, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(skeleton)
     parameters = []
@@ -206,7 +207,7 @@ def stored_parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]
 
 
 def _join(parameter: Parameter, joint: Joint, parts: Sequence[Any], mesh: Mesh | None) -> Any:
-    """The parts as one; on a mesh each device joins its own."""
+    """The parts joined into one parameter; on a mesh each device joins its own shards."""
     shardings = None
     if mesh is not None:
         name, whole = dotted(parameter.whole), jax.eval_shape(partial(join, joint), parts)
@@ -215,7 +216,7 @@ def _join(parameter: Parameter, joint: Joint, parts: Sequence[Any], mesh: Mesh |
     return jax.block_until_ready(_joined(parts, joint, shardings))
 
 
-# Of all layers the same program.
+# All layers run the same compiled program.
 @partial(jax.jit, static_argnames=("joint", "shardings"))
 def _joined(parts: Sequence[Any], joint: Joint, shardings: tuple[NamedSharding, ...] | None) -> Any:
     leaves, structure = jax.tree.flatten(join(joint, parts))
@@ -225,7 +226,7 @@ def _joined(parts: Sequence[Any], joint: Joint, shardings: tuple[NamedSharding, 
 
 
 def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Mesh | None) -> Any:
-    """Numbers are cast; codes, scales and minima are bit for bit as stored."""
+    """Read a weight: numbers are cast; codes, scales and minima keep their bits."""
     name, order = dotted(parameter.path), slice(None, None, -1 if parameter.transposed else 1)
 
     def read(part: StoredWeight, dtype: DTypeLike) -> jax.Array:
@@ -243,10 +244,10 @@ def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Me
 
 
 def is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether a parameter is stored [out, in] there and [in, out] here; embeddings are tables."""
+    """Whether a parameter is a matrix, [in, out] here and [out, in] in files; not an embedding."""
     return leaf.ndim == 2 and "embed_tokens" not in name
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """A parameter's path as one name."""
+    """A parameter's path as a dotted name."""
     return ".".join(str(part) for part in path)

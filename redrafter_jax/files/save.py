@@ -1,4 +1,4 @@
-"""A model into a folder of `config.json` and `model.safetensors`."""
+"""Saves a model to a folder as `config.json` and `model.safetensors`."""
 
 import json
 import shutil
@@ -30,9 +30,9 @@ def save(
     config: Mapping[str, Any],
     tables: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
-    """Write `config.json`, which states the fields `config`, and `model.safetensors`.
+    """Write `config.json` with the fields `config`, and `model.safetensors`.
 
-    The `tables` of whole numbers lie beside the weights.
+    The `tables` of whole numbers are stored with the weights.
 
     Raises:
       InputError: the weights cannot be written.
@@ -46,7 +46,7 @@ def save(
         name = layout.stored_name(model.config, own)
         if not isinstance(value, QuantizedWeight):
             dtype = value.dtype
-            # Of a NumPy array safetensors would write the bytes in the order of before `.T`.
+            # safetensors would ignore the transposition of a NumPy array.
             value = jnp.asarray(value)
             tensors[name] = value.T if is_matrix(own, value) else value
             continue
@@ -67,10 +67,10 @@ def save(
     except SafetensorError as error:  # a full disk, for example
         fresh.unlink(missing_ok=True)
         raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
-    # Killed between these, the folder holds no model, rather than parts of two.
+    # If the process is killed here, the folder holds no model instead of parts of two.
     (folder / "config.json").unlink(missing_ok=True)
     fresh.replace(folder / SINGLE_FILE)
     stated = {**config, "torch_dtype": str(dtype)}
     write_atomically(folder / "config.json", json.dumps(stated, indent=2) + "\n")
-    # safetensors leaves a file that its owner alone may read.
+    # safetensors makes files that only their owner can read.
     shutil.copymode(folder / "config.json", folder / SINGLE_FILE)

@@ -1,4 +1,4 @@
-"""A weight in a file, whatever the file's format, and its way onto a device."""
+"""A weight in a file of any format, and loading it to devices."""
 
 import math
 import mmap
@@ -16,8 +16,8 @@ from jaxtyping import Array, Shaped
 
 from redrafter_jax.errors import InputError
 
-# Bytes of a number, by safetensors' names of dtypes.
-# I4 is not one of them: codes of 4 bits that are unpacked to a byte each.
+# Bytes per number by safetensors' name of the dtype. I4, codes of 4 bits that are unpacked to a
+# byte each, is not a name of safetensors.
 _INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "I4": 1, "U8": 1, "BOOL": 1}
 _CODES = dict.fromkeys(("I8", "I4"), np.dtype(np.int8)) | {"F8_E4M3": np.dtype(jnp.float8_e4m3fn)}
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1} | _INTEGERS
@@ -28,31 +28,31 @@ _DTYPES = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 READ_DTYPES = _DTYPES | _CODES
-# Of arrays that are no weights.
+# The dtypes of tables, arrays that are not weights.
 TABLES = {
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "BOOL": np.dtype(np.bool_),
 }
-# Numbers of a weight that are read at a time.
+# Number of elements that are read at a time.
 _NUMBERS = 1 << 20
 # A part of a weight: a slice for each axis.
 Index = tuple[slice, ...]
 
 
 class StoredWeight(NamedTuple):
-    """A weight in a file, its numbers in row-major order and little-endian, or packed.
+    """A weight in a file: little-endian numbers in row-major order, or packed numbers.
 
     Attributes:
-      path: the file.
-      name: of the weight.
-      dtype: safetensors' name of it, such as "BF16".
-      shape: as stored.
-      offset: of its first byte in the file.
-      unpack: for a packed weight: from an index to the numbers there; None for others.
-      scale: of a quantized weight, whose numbers are codes [out, in]: of every group, [out,
-        groups].
-      minimum: the same, or None.
+      path: path of the file.
+      name: name of the weight.
+      dtype: safetensors' name of the dtype, such as "BF16".
+      shape: shape as stored.
+      offset: byte offset of the weight in the file.
+      unpack: function from an index to numbers, for a packed weight; None for others.
+      scale: scales of the groups, [out, groups], of a quantized weight, whose numbers are codes,
+        [out, in]; None for others.
+      minimum: minima of the groups, [out, groups], or None.
     """
 
     path: Path
@@ -66,38 +66,38 @@ class StoredWeight(NamedTuple):
 
     @property
     def groups(self) -> "tuple[StoredWeight, ...]":
-        """Scales and minima, those that there are."""
+        """The scales and minima that exist."""
         return tuple(part for part in (self.scale, self.minimum) if part is not None)
 
     @property
     def bytes(self) -> int:
-        """Its size on a device in its own dtype, scales and minima included."""
+        """Bytes on a device in the stored dtype, including scales and minima."""
         codes_in_a_byte = 2 if self.dtype == "I4" else 1
         own = math.prod(self.shape) * ITEM_BYTES[self.dtype] // codes_in_a_byte
         return own + sum(part.bytes for part in self.groups)
 
 
 def check_shape(stored: StoredWeight, expected: tuple[int, ...]) -> None:
-    """Refuse a weight that is not of this shape, or not of floating-point numbers."""
+    """Refuse a weight with another shape or without floating-point numbers."""
     if stored.shape != expected:
         raise InputError(
-            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, its configuration "
-            f"asks for {expected}."
+            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, but its "
+            f"configuration asks for {expected}."
         )
     if stored.dtype not in _DTYPES:
         raise InputError(
             f"{stored.path}: weight {stored.name!r} is stored as {stored.dtype}; supported are "
-            f"{', '.join(_DTYPES)}, convert it first."
+            f"{', '.join(_DTYPES)}, so convert it first."
         )
 
 
 def dtype_of(stored: StoredWeight) -> np.dtype:
-    """Of its numbers, floating-point or codes of 8 bits, into which those of 4 are read."""
+    """NumPy dtype of the numbers; codes of 4 bits are read as int8."""
     return READ_DTYPES[stored.dtype]
 
 
 def same_values(first: StoredWeight, second: StoredWeight) -> bool:
-    """Whether two weights are the same numbers, those of floating point in whatever dtype."""
+    """Whether two weights hold the same numbers; floating-point dtypes may differ."""
     if first.shape != second.shape:
         return False
     numbers = zip(pieces(first), pieces(second), strict=True)
@@ -113,7 +113,7 @@ def same_values(first: StoredWeight, second: StoredWeight) -> bool:
 
 
 def is_zero(stored: StoredWeight) -> bool:
-    """Whether all of a weight's numbers are floating-point zeros."""
+    """Whether a weight is an array of floating-point zeros."""
     if not stored.shape or stored.dtype not in _DTYPES:
         return False
     return not any(piece.any() for piece in pieces(stored))
@@ -126,16 +126,16 @@ def read_weight(
     transpose: bool,
     sharding: NamedSharding | None = None,
 ) -> Shaped[Array, "..."]:
-    """The weight on the default device, or each part of it on its own; complete when this returns.
+    """Load a weight to the default device or over a mesh, and wait until it is there.
 
-    The host holds its stored bytes, or its unpacked numbers in `dtype`, and little else meanwhile;
-    it is cast and transposed on the device.
+    The host holds little more than the stored bytes, or the unpacked numbers in `dtype`; casts and
+    transpositions run on the device.
 
     Args:
-      stored: where it is.
-      dtype: that it gets.
-      transpose: whether it is turned on the way.
-      sharding: of the result, over a mesh; None is the default device.
+      stored: the weight in its file.
+      dtype: dtype of the result.
+      transpose: whether to transpose the weight.
+      sharding: sharding of the result over a mesh; None for the default device.
 
     Raises:
       InputError: the file has become shorter since its header was read.
@@ -145,10 +145,10 @@ def read_weight(
         if not transpose and placed.dtype == dtype:
             return jax.block_until_ready(placed)
     else:
-        # Every part is read by itself, and only those of this process's devices.
+        # Each shard is read separately, and only the shards of this process's devices.
         axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
         spec = PartitionSpec(*(axes[::-1] if transpose else axes))
-        # What is unpacked is kept for the other devices that get the same.
+        # Keep unpacked shards for other devices that get the same.
         read = partial(_read, stored, jnp.dtype(dtype))
         part = cache(read) if stored.unpack else partial(_copy, stored)
         placed = jax.make_array_from_callback(
@@ -158,10 +158,10 @@ def read_weight(
 
 
 def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
-    """The weight's bytes in its file as numbers of a dtype, of which those are read that are used.
+    """The weight as a memory map with a dtype, which reads only what is used.
 
     Raises:
-      InputError: as `read_weight`.
+      InputError: as in `read_weight`.
     """
     try:
         return np.memmap(stored.path, np.dtype(dtype), "r", stored.offset, stored.shape)
@@ -170,41 +170,41 @@ def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..
 
 
 def _copy(stored: StoredWeight, index: Index | None) -> Shaped[np.ndarray, "..."]:
-    """A part of numbers that lie in the file as they are, and the file no longer needed.
+    """A copy of a part of a weight that is not packed.
 
-    JAX keeps what it is given, for CPUs as it is, and a file that is cut short ends a process that
-    has it mapped into memory.
+    On CPUs JAX keeps the given array itself, and a process crashes if a memory-mapped file is cut
+    short.
     """
     return np.array(memory_map(stored, dtype_of(stored))[index])
 
 
 def read_table(stored: StoredWeight) -> Shaped[np.ndarray, "..."]:
-    """An array of whole numbers, in the host's memory.
+    """Read an array of whole numbers into host memory.
 
     Raises:
-      InputError: it is of another dtype, or the file is cut short.
+      InputError: the array has another dtype, or the file is cut short.
     """
     if stored.dtype not in TABLES:
         raise InputError(
             f"{stored.path}: {stored.name!r} is stored as {stored.dtype}; a table of whole numbers "
-            f"is one of {', '.join(TABLES)}."
+            f"must be one of {', '.join(TABLES)}."
         )
     return np.array(memory_map(stored, TABLES[stored.dtype]))
 
 
 def pieces(stored: StoredWeight) -> Iterator[Shaped[np.ndarray, "..."]]:
-    """Rows of the weight, some at a time, in its own dtype.
+    """Yield the rows of a weight in its stored dtype, some rows at a time.
 
     Raises:
-      InputError: as `read_weight`.
+      InputError: as in `read_weight`.
     """
     for rows in _unrounded(stored, _full_index(stored)):
         yield rows.astype(dtype_of(stored), copy=False)
 
 
 def _unrounded(stored: StoredWeight, index: Index) -> Iterator[Shaped[np.ndarray, "..."]]:
-    """Rows of a part as they are unpacked, maybe more precise than the weight's own dtype."""
-    if not stored.shape:  # a scalar is read as a row
+    """Yield rows of a part as unpacked, possibly more precise than the weight's dtype."""
+    if not stored.shape:  # read a scalar as one row
         stored, index = stored._replace(shape=(1,)), (slice(None),)
     first, *others = index
     start, stop, _ = first.indices(stored.shape[0])
@@ -219,7 +219,7 @@ def _full_index(stored: StoredWeight) -> Index:
 
 
 def _read_rows(stored: StoredWeight, index: Index) -> Shaped[np.ndarray, "..."]:
-    """Whole rows of numbers that lie in the file as they are."""
+    """Whole rows of a weight that is not packed."""
     rows, dtype, columns = index[0], dtype_of(stored), math.prod(stored.shape[1:])
     start = stored.offset + rows.start * columns * dtype.itemsize
     count = (rows.stop - rows.start) * columns
@@ -230,10 +230,10 @@ def _read_rows(stored: StoredWeight, index: Index) -> Shaped[np.ndarray, "..."]:
 
 
 def _read(stored: StoredWeight, dtype: np.dtype, index: Index) -> Shaped[np.ndarray, "..."]:
-    """A part: unpacked numbers are cast on the way, others on the device."""
+    """A part of a weight; packed numbers are cast here, others later on the device."""
     dtype = dtype if stored.unpack else dtype_of(stored)
     sizes = [len(range(*one.indices(size))) for one, size in zip(index, stored.shape, strict=True)]
-    # Pages of its own, returned whole: freed blocks of a heap add up to several weights.
+    # Anonymous pages are returned to the system when freed; heap blocks would pile up.
     content = mmap.mmap(-1, max(math.prod(sizes) * dtype.itemsize, 1))
     values = np.frombuffer(content, dtype, math.prod(sizes)).reshape(sizes or (1,))
     done = 0

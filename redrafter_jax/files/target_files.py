@@ -1,4 +1,4 @@
-"""A target's files: resolved and opened once, and each of them read once, when it is needed."""
+"""A target's files, each of which is read once, when it is first needed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,20 +23,21 @@ if TYPE_CHECKING:
 
 
 class TargetFiles(ABC):
-    """The files of a target; each format of files is a subclass, and `open_target` chooses.
+    """The files of a target; `open_target` chooses the subclass for the format.
 
-    What is read is remembered, so that a command that is handed this object parses nothing twice.
-    Reading an attribute raises `InputError` where its file is missing, damaged or not supported.
+    Contents are cached, so a command parses nothing twice. Reading an attribute raises `InputError`
+    if its file is missing, damaged or not supported.
 
     Attributes:
-      name: the path or hub id, as the user wrote it.
-      path: the folder, or the GGUF file.
-      described_by: the file that states the configuration.
-      fields: the fields of `config.json`, those of a GGUF header as transformers would spell them.
-      config: the configuration; no weight is read.
-      tokenizer: what makes tokens of texts and texts of tokens, by transformers' rules.
-      transformers_tokenizer: the same as transformers loads it, which also renders chat templates.
-      template: the chat templates that come with it: one in Jinja, several by name, or None.
+      name: the path or hub id that the user gave.
+      path: path of the folder or GGUF file.
+      described_by: path of the file with the configuration.
+      fields: the fields of `config.json`, or a GGUF header's in the format of transformers.
+      config: the configuration; reading it reads no weights.
+      tokenizer: the tokenizer, with the behaviour of transformers.
+      transformers_tokenizer: the tokenizer object of transformers, which also renders chat
+        templates.
+      template: the tokenizer's chat template in Jinja, several templates by name, or None.
     """
 
     described_by: cached_property[Path]
@@ -52,25 +53,25 @@ class TargetFiles(ABC):
 
     @abstractmethod
     def token_strings(self) -> dict[int, str] | None:
-        """The tokens as the vocabulary writes them, if a file states them plainly; else None."""
+        """The vocabulary's tokens by id; None if no file lists them."""
 
     @abstractmethod
     def stored_weights(self, *, keep_quantized: bool) -> "tuple[Path, Mapping[str, StoredWeight]]":
-        """Where the weights lie, and each by its name in transformers; none is read."""
+        """The path of the weights, and the stored weights by transformers' names; reads none."""
 
     def match(self, *, keep_quantized: bool = False) -> "MatchedModel":
-        """The target once its files are known to be whole and to fit each other.
+        """The target with its parameters matched to stored weights, after checking its files.
 
-        Only weights that decide what it is are read.
+        Reads only the weights that these checks need.
 
         Raises:
-          InputError: as `load_target`, but for what concerns meshes and dtypes.
+          InputError: as in `load_target`, except for meshes and dtypes.
         """
         if keep_quantized not in self._matched:
-            # What reads weights is imported where they are read.
+            # Imported here, because not every command reads weights.
             from redrafter_jax.files.target_weights import match_target
 
-            config = self.config  # first: it refuses what is no target
+            config = self.config  # first, because it refuses files that are not a target
             folder, found = self.stored_weights(keep_quantized=keep_quantized)
             self._matched[keep_quantized] = match_target(folder, self.described_by, config, found)
         return self._matched[keep_quantized]
@@ -86,7 +87,7 @@ class TargetFiles(ABC):
         *,
         keep_quantized: bool = False,
     ) -> Target:
-        """The target with its weights, as `load_target` describes it; errors are the same."""
+        """The target with its weights; arguments and errors are those of `load_target`."""
         if mesh is not None:
             check_mesh(mesh)
         matched = self.match(keep_quantized=keep_quantized)
@@ -97,10 +98,10 @@ class TargetFiles(ABC):
     def load_without_layers(
         self, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
     ) -> Target:
-        """The embeddings, the final norm and the vocabulary projection, and nothing else.
+        """The target with only its embeddings, final norm and vocabulary projection.
 
-        What is trained on kept hidden states needs no more; this target cannot read tokens. Errors
-        are those of `match`: all files must be there.
+        It suffices for training on stored hidden states, but cannot read tokens. Errors are those
+        of `match`: all files must exist.
         """
         from redrafter_jax.files.target_weights import without_layers
 
@@ -108,13 +109,13 @@ class TargetFiles(ABC):
 
 
 def open_target(name: str | Path) -> TargetFiles:
-    """The files of a folder, a GGUF file or a hub id; of the hub what describes the target.
+    """The files of a folder, a GGUF file or a hub id; weights on the hub are not downloaded yet.
 
     Raises:
-      InputError: it is neither a path nor a repository that the hub gives.
+      InputError: the name is neither a path nor an accessible hub repository.
     """
     path = resolve(name)
-    # A format is imported for files of it alone.
+    # Import only the format that is needed.
     if is_gguf(path):
         from redrafter_jax.files.gguf import GgufFiles as Format
     else:
@@ -129,40 +130,41 @@ def load_target(
     *,
     keep_quantized: bool = False,
 ) -> Target:
-    """Load a target from a folder or a hub id, one weight at a time.
+    """Load a target from a folder, a GGUF file or a hub id, one weight at a time.
 
-    On a terminal a bar shows how far it is.
+    On a terminal a progress bar is shown.
 
     Args:
       name: a folder with `config.json` and safetensors or PyTorch's `.bin` (one file, or shards
-        with an index), a GGUF file or any part of one, or the id of a repository on the Hugging
-        Face hub; where the hub cannot be reached, files downloaded before serve.
-      dtype: dtype of the parameters and activations, "float32" or "bfloat16"; the codes and scales
-        of quantized weights stay as they are stored.
-      mesh: from `make_mesh`: every device reads its own part of each weight; None is one device.
-      keep_quantized: keep the blocks of a GGUF file in their own bits: Q8_0, Q4_0 and Q4_1 exactly,
-        Q4_K and Q6_K with the same codes and their scales rounded to float16. Without it they
-        become numbers of `dtype`. A folder that holds quantized weights, ours or of GPTQ, AWQ or
-        float8, is always loaded so.
+        with an index), a GGUF file or any part of a split one, or the id of a repository on the
+        Hugging Face hub; if the hub cannot be reached, files that were downloaded before are used.
+      dtype: dtype of the parameters and activations, "float32" or "bfloat16"; codes and scales of
+        quantized weights keep their dtypes.
+      mesh: mesh from `make_mesh`, on which every device reads its own part of each weight; None for
+        one device.
+      keep_quantized: keep the quantized blocks of a GGUF file: Q8_0, Q4_0 and Q4_1 exactly, Q4_K
+        and Q6_K with exact codes and scales rounded to float16. By default blocks are dequantized
+        to `dtype`. Folders with quantized weights, of this library, GPTQ, AWQ or float8, are always
+        kept quantized.
 
     Raises:
-      InputError: the folder, a weight or a file is missing, truncated or of the wrong shape,
-        there are weights that the model has no place for, it is of a kind not supported, its blocks
-        cannot be kept, or the mesh does not divide its heads or its groups.
+      InputError: the folder, a file or a weight is missing, truncated or of the wrong shape, a
+        weight has no place in the model, the model is not supported, its blocks cannot be kept, or
+        the mesh does not divide its heads or its groups.
     """
     return open_target(name).load(dtype, mesh, keep_quantized=keep_quantized)
 
 
 def load_tokenizer(source: str | Path | Model[Any, Any]) -> Any:
-    """A target's tokenizer with its chat template, as transformers loads it; of a GGUF file too.
+    """Load a target's tokenizer, with its chat template, as a tokenizer of transformers.
 
-    `generate` and `stream` take it; `apply_chat_template`, `encode` and `decode` are its own.
+    `generate` and `stream` accept it, and it has `apply_chat_template`, `encode` and `decode`.
 
     Args:
-      source: folder, GGUF file or hub id of the target, or what `load_target` returned for it.
+      source: folder, GGUF file or hub id of the target, or the target that `load_target` returned.
 
     Raises:
-      InputError: there is none, or it cannot be loaded.
+      InputError: the tokenizer is missing or cannot be loaded.
     """
     if isinstance(source, Model):
         if not source.source:

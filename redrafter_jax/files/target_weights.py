@@ -1,4 +1,4 @@
-"""A target's weights: what their names in files are, which belong to it, and how it is saved."""
+"""Names of a target's weights in files, matching of its parameters, and saving."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +13,11 @@ from redrafter_jax.files.stored import StoredWeight, check_shape, same_values
 from redrafter_jax.models.target import Decoder, Target
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# Old files carry the rotary frequencies; activations are not quantized.
+# Old files hold the rotary frequencies; scales of activations are not used.
 _IGNORED = (r".*\.rotary_emb\.inv_freq", r".*\.input_scale")
-# Of a model that reads images too: what is no part of its text model.
+# Weights of a multimodal model outside of its text model.
 _IMAGE_WEIGHTS = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
-# A layer's norms, by whether attention and feed-forward have one behind them.
+# Names of a layer's norms in files, by `TargetConfig.output_norms`.
 _NORMS = {
     False: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     True: {
@@ -32,16 +32,16 @@ _NORMS = {
 def match_target(
     folder: Path, described_by: Path, config: TargetConfig, found: Mapping[str, StoredWeight]
 ) -> MatchedModel:
-    """The target whose files hold these weights, which are known to be whole and to fit.
+    """The target with its parameters matched to stored weights.
 
     Args:
-      folder: the folder or GGUF file in which it lies.
-      described_by: the file that states the configuration.
+      folder: the target's folder or GGUF file.
+      described_by: the file with the configuration.
       config: the configuration.
-      found: the weights in the files, by name; of a model that reads images too all of its own.
+      found: all weights in the files, by name; of a multimodal model too.
 
     Raises:
-      InputError: a weight is missing, of another shape, or has no place in the model.
+      InputError: a weight is missing, has the wrong shape, or has no place in the model.
     """
     stored = {
         (text := _text_name(name)): weight._replace(name=text) for name, weight in found.items()
@@ -56,7 +56,7 @@ def match_target(
 
 
 def without_layers(matched: MatchedModel) -> MatchedModel:
-    """The same model with the embeddings, the final norm and the vocabulary projection alone."""
+    """The model with only its embeddings, final norm and vocabulary projection."""
     decoder = nnx.eval_shape(lambda: Decoder(matched.config, rngs=nnx.Rngs(0)))
     decoder.layers = nnx.List([])
     ends = [at for at, one in enumerate(matched.parameters) if one.path[0] != "layers"]
@@ -68,12 +68,12 @@ def without_layers(matched: MatchedModel) -> MatchedModel:
 
 
 def save_target(target: Target, folder: str | Path) -> None:
-    """Write `config.json` and `model.safetensors` as transformers would for the target's family.
+    """Write `config.json` and `model.safetensors` as transformers does for the target's family.
 
     Raises:
-      InputError: no family has all of its variations.
+      InputError: no family of transformers has exactly the target's variations.
     """
-    # Commands that decode save nothing.
+    # Imported here, because commands that decode save nothing.
     from redrafter_jax.files.families import target_fields
     from redrafter_jax.files.save import save
 
@@ -81,7 +81,7 @@ def save_target(target: Target, folder: str | Path) -> None:
 
 
 def target_name(config: TargetConfig, name: str) -> str:
-    """Ours: layers.0.self_attn.q_proj, ...q_bias; theirs: ...q_proj.weight, ...q_proj.bias."""
+    """The weight's name in transformers, such as `...q_proj.bias` for the parameter `...q_bias`."""
     if name.endswith("_bias"):
         return f"model.{name.removesuffix('_bias')}_proj.bias"
     *path, last = name.split(".")
@@ -93,15 +93,15 @@ LAYOUT = Layout(Decoder, target_name, {"num_hidden_layers": "num_hidden_layers"}
 
 
 def _text_name(name: str) -> str:
-    """A weight's name as if the text model within a model for images too were alone."""
-    # As transformers 4 and 5 name them inside, and as both name them in files.
+    """A weight's name without the prefix of the text model in a multimodal model."""
+    # The first prefix is from modules of transformers, the second from its files.
     if name.startswith(inner := "model.language_model."):
         return f"model.{name.removeprefix(inner)}"
     return name.removeprefix("language_model.")
 
 
 def _check_tied_head(stored: Mapping[str, StoredWeight], config: TargetConfig) -> None:
-    """Refuse a head of its own in a tied target's files, which may carry the embedding twice."""
+    """Refuse a tied target's files whose head differs from the embedding; an equal copy is fine."""
     if _HEAD not in stored or _EMBEDDING not in stored:
         return
     head, embedding = stored[_HEAD], stored[_EMBEDDING]
@@ -110,6 +110,6 @@ def _check_tied_head(stored: Mapping[str, StoredWeight], config: TargetConfig) -
             check_shape(weight, (config.vocab_size, config.hidden_size))
     if not same_values(head, embedding):
         raise InputError(
-            f"{head.path}: {_HEAD!r} is not the same as {_EMBEDDING!r}, though config.json states "
-            "tie_word_embeddings=True; state false if the head is meant, or take it out."
+            f"{head.path}: {_HEAD!r} differs from {_EMBEDDING!r}, but config.json states "
+            "tie_word_embeddings=True; state false if the head is intended, or remove the head."
         )

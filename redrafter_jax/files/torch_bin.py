@@ -1,15 +1,15 @@
-"""Weights in PyTorch's `.bin` files: where they lie, read without PyTorch.
+"""Finds the weights in PyTorch's `.bin` files without PyTorch.
 
 Since version 1.6 `torch.save` writes a zip archive: `data.pkl` describes the tensors, and each
-storage is a record of its own, uncompressed. So a weight can be read from its place in the file, as
-one of a safetensors file
+storage is an uncompressed record. So a weight can be read at its offset in the file, as in a
+safetensors file
 (https://github.com/pytorch/pytorch/blob/v2.9.0/docs/source/notes/serialization.rst).
 
-A pickle is a program that may call anything. Of the one in `data.pkl` no code is run: this
-unpickler knows only the names in `_CALLS` and `_STORAGES`, and for each it builds a description. It
-follows only the instructions that torch writes; the longest pickle that is read bounds their time
-and memory. Instructions: https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; what torch
-writes: https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
+A pickle is a program that may call anything. This unpickler runs no code of `data.pkl`: it knows
+only the names in `_CALLS` and `_STORAGES`, for which it builds descriptions, and follows only the
+instructions that torch writes; a limit on the pickle's size bounds time and memory. Instructions:
+https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; those that torch writes:
+https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
 """
 
 import io
@@ -25,7 +25,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import reading
 from redrafter_jax.files.stored import ITEM_BYTES, StoredWeight
 
-# A thousand weights take a tenth of a megabyte; any byte may take a hundred once it is read.
+# In bytes. A thousand weights take 0.1 MB; unpickling may take up to a hundred times the size.
 _LONGEST_PICKLE = 1 << 22
 _LOCAL_HEADER = 30
 # torch's classes of storages, and safetensors' names of their dtypes.
@@ -51,12 +51,12 @@ _INSTRUCTIONS = {
     *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
 }
 _MOST_AXES = 64
-# Where the bytes of a record of the archive begin in the file, and how many there are.
+# The offset in the file and the number of bytes of a record in the archive.
 _Record = tuple[int, int]
 
 
 class Storage(NamedTuple):
-    """Numbers in a record of their own: its key, safetensors' name of the dtype, how many."""
+    """A storage: key of its record, safetensors' name of the dtype, and number of elements."""
 
     key: str
     dtype: str
@@ -64,7 +64,7 @@ class Storage(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A view of a storage; offset and strides count numbers."""
+    """A view of a storage; offset and strides count elements."""
 
     storage: Storage
     offset: int
@@ -73,11 +73,11 @@ class Tensor(NamedTuple):
 
 
 def read_torch_file(path: Path) -> dict[str, StoredWeight]:
-    """Every weight of a file of `torch.save`; of the weights themselves nothing is read.
+    """The weights of a file of `torch.save` by name, without reading their contents.
 
     Raises:
-      InputError: the file is missing, truncated, of torch before 1.6 or big-endian; it holds
-        something else than a dictionary of tensors, or one that does not lie in one piece.
+      InputError: the file is missing, truncated, of torch before 1.6 or big-endian; it does not
+        hold a dictionary of tensors, or one of them is not contiguous.
     """
     with reading(path, "the model folder is incomplete"), path.open("rb") as file:
         return _read(path, file)
@@ -87,17 +87,17 @@ def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
     records = _records(path, file)
     described = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(described) != 1:
-        raise InputError(f"{path} is a zip archive, but none that torch.save writes.")
+        raise InputError(f"{path} is a zip archive, but not one of torch.save; save it again.")
     root = described[0].removesuffix("data.pkl")
 
     def content(name: str, longest: int) -> bytes:
         start, size = records[root + name]
         if size > longest:
-            raise InputError(f"{path} has {size} bytes of {name}; the most is {longest}.")
+            raise InputError(f"{path} has {size} bytes of {name}; at most {longest} are allowed.")
         file.seek(start)
         return file.read(size)
 
-    # Files of torch before 2.1 do not say.
+    # Files of torch before 2.1 do not state the byte order.
     if root + "byteorder" in records and content("byteorder", 16) != b"little":
         raise InputError(
             f"{path} was not written by a little-endian machine; save it again on one, or as "
@@ -105,12 +105,12 @@ def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
         )
     weights = _read_pickle(content("data.pkl", _LONGEST_PICKLE), path)
     if not isinstance(weights, dict):
-        raise InputError(f"{path} holds one {type(weights).__name__}, not weights by name.")
+        raise InputError(f"{path} holds one {type(weights).__name__}, not a dictionary of weights.")
     for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(
                 f"{path} holds {name!r:.60}, of type {type(value).__name__}, which is not a "
-                "weight; save the state dictionary of the model alone."
+                "weight; save only the state dictionary of the model."
             )
     return {
         name: _place(path, name, value, records.get(f"{root}data/{value.storage.key}"))
@@ -119,18 +119,18 @@ def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
 
 
 def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
-    """Every file of the archive by its name."""
+    """The records of the archive by name."""
     magic = file.read(2)
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error):
-        # Before 1.6: pickles one after the other, of protocol 2.
+        # torch before 1.6 wrote pickles of protocol 2 one after the other.
         if magic == b"\x80\x02":
             raise InputError(
                 f"{path} is in the format of torch before 1.6; write it again where torch is "
                 "installed: torch.save(torch.load(path, weights_only=True), path)."
             ) from None
-        raise InputError(f"{path} is truncated or no file of torch.save.") from None
+        raise InputError(f"{path} is truncated or not a file of torch.save.") from None
     end = file.seek(0, 2)
     records = {}
     for entry in archive.infolist():
@@ -138,7 +138,7 @@ def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
             raise InputError(
                 f"{path} holds {entry.filename} compressed, which torch.save never does."
             )
-        # The local header repeats the name; torch fills it up so that the content is aligned.
+        # The local header repeats the name; torch pads the header to align the content.
         file.seek(min(max(entry.header_offset, 0), end))
         header = file.read(_LOCAL_HEADER)
         lengths = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
@@ -160,38 +160,38 @@ def _place(path: Path, name: str, tensor: Tensor, record: _Record | None) -> Sto
         )
     if size and tensor.offset + size > storage.numbers:
         raise InputError(
-            f"{path}: weight {name!r} ends at number {tensor.offset + size} of a storage of "
+            f"{path}: weight {name!r} ends at element {tensor.offset + size} of a storage of "
             f"{storage.numbers}; the file is damaged."
         )
-    # Row-major order without gaps; along an axis of one nothing moves.
+    # Require row-major order without gaps; the stride of an axis of size 1 does not matter.
     steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
     moves = zip(tensor.shape, tensor.strides, steps, strict=True)
     if size and any(count > 1 and stride != step for count, stride, step in moves):
         raise InputError(
             f"{path}: weight {name!r} of shape {tensor.shape} has the strides {tensor.strides}, so "
-            "it does not lie in one piece; save it again after .contiguous()."
+            "it is not contiguous; save it again after .contiguous()."
         )
     start = record[0] + (tensor.offset * ITEM_BYTES[storage.dtype] if size else 0)
     return StoredWeight(path, name, storage.dtype, tensor.shape, start)
 
 
 def _read_pickle(content: bytes, path: Path) -> Any:
-    """The described value; tensors and parameters are `Tensor`s.
+    """The value of a pickle, with tensors and parameters as `Tensor`.
 
     Args:
       content: the pickle.
-      path: the file it is from, for errors.
+      path: path of its file, for error messages.
 
     Raises:
-      InputError: it is damaged, or asks for something else than tensors.
+      InputError: the pickle is damaged, or asks for more than tensors.
     """
     try:
         return _Unpickler(io.BytesIO(content)).load()
     except _RefusedError as error:
         raise InputError(
-            f"{path} asks for {error}, which describes no weight and might run anything; it "
-            "is not followed. If you trust the file, save its weights as safetensors where torch "
-            "is installed."
+            f"{path} asks for {error}, which describes no weight and might run any code, so the "
+            "file is refused. If you trust it, save its weights as safetensors where torch is "
+            "installed."
         ) from None
     except (
         *(pickle.UnpicklingError, EOFError, ValueError, LookupError),
@@ -201,11 +201,11 @@ def _read_pickle(content: bytes, path: Path) -> Any:
 
 
 class _RefusedError(Exception):
-    """What a pickle asks for beyond tensors."""
+    """A pickle asks for something other than tensors; the message names it."""
 
 
 class Name(NamedTuple):
-    """A name of `_CALLS` or `_STORAGES`. A function would keep what BUILD puts into it."""
+    """A name of `_CALLS` or `_STORAGES`; not a function, which would keep state from BUILD."""
 
     name: str
 
@@ -216,36 +216,36 @@ class Name(NamedTuple):
 
 
 class Dictionary(dict[Any, Any]):
-    """For dictionaries of either kind."""
+    """The result for both kinds of dictionaries, dict and OrderedDict."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """An empty one: it is filled later, so that no call copies what the file holds once."""
+        """Create an empty dictionary; without arguments, no call can copy an existing one."""
 
     def __setstate__(self, state: Any) -> None:
-        """What a state dictionary says of itself beside its weights is not kept."""
+        """Ignore the attributes of a state dictionary."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Other keys are not hashed: of nested tuples that may take exponential time."""
+        """Set an item; only keys that are quick to hash are allowed, unlike nested tuples."""
         if type(key) not in (str, int):
             raise TypeError(f"a {type(key).__name__} as a key")
-        if type(key) is int and not 0 <= key < 1 << 32:  # many may have one hash
+        if type(key) is int and not 0 <= key < 1 << 32:  # larger ones may share a hash
             raise TypeError(f"{key} as a key")
         super().__setitem__(key, value)
 
 
 class _Dispatch(dict[int, Any]):
-    """What each instruction does."""
+    """The handlers of instructions; unknown instructions are errors."""
 
     def __missing__(self, code: int) -> Any:
         if code not in _NAMES:
-            raise pickle.UnpicklingError(f"byte {code} is no instruction")
+            raise pickle.UnpicklingError(f"byte {code} is not an instruction")
         raise _RefusedError(f"the pickle instruction {_NAMES[code]}")
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own, not C's: its memo is no array, whose length the file would state."""
+    """Python's unpickler; the memo of C's is an array whose length a file could choose."""
 
     dispatch = _Dispatch(
         {
@@ -265,7 +265,7 @@ class _Unpickler(pickle._Unpickler):
     def persistent_load(self, pid: Any) -> Storage:
         kind, storage, key, _, count = _require(pid, tuple)
         if kind != "storage":
-            raise ValueError("something else in the place of a storage")
+            raise ValueError("something other than a storage in its place")
         dtype = _STORAGES[_require(storage, Name).name]
         return Storage(_require(key, str), dtype, _require(count, int))
 
@@ -282,12 +282,12 @@ def _tensor(
     if metadata:
         raise ValueError("a tensor that is conjugated or negated")
     if len(_require(shape, tuple)) != len(_require(strides, tuple)):
-        raise ValueError("a tensor with more sizes than strides, or fewer")
+        raise ValueError("a tensor whose numbers of sizes and strides differ")
     if len(shape) > _MOST_AXES:
         raise ValueError(f"a tensor of {len(shape)} axes")
     for size in (offset, *shape, *strides):
         if not 0 <= _require(size, int) < 1 << 63:
-            raise ValueError("a tensor with a size that no tensor has")
+            raise ValueError("a tensor with an impossible size")
     return Tensor(_require(storage, Storage), offset, shape, strides)
 
 
@@ -303,7 +303,7 @@ _CALLS = {
 
 
 def _require(value: Any, expected: type) -> Any:
-    # Not isinstance: a description is a tuple too, and True a number.
+    # Not isinstance, for which a named tuple is a tuple, and True an int.
     if type(value) is not expected:
         raise TypeError(f"{type(value).__name__} in the place of {expected.__name__}")
     return value

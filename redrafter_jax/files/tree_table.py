@@ -1,6 +1,7 @@
-"""`draft.yaml` of a drafter's folder: the fastest tree for each batch size and temperature.
+"""`draft.yaml` in a drafter's folder: the fastest tree for each batch size and temperature.
 
-`python -m eval tune` measures and writes it. Its values hold for the device that it names.
+`python -m eval tune` measures the trees and writes the file. Its values hold for the device that it
+names.
 """
 
 import math
@@ -30,16 +31,16 @@ _HEADER = """\
 
 @dataclass(frozen=True)
 class TunedTree(Checked):
-    """The choice for one batch size and temperature.
+    """The fastest tree for one batch size and temperature.
 
     Attributes:
-      batch_size: rows decoded together.
-      temperature: at which their tokens are chosen; 0 is greedy.
-      tree: how trees are drafted; None where nothing beat decoding without the drafter.
-      predicted_speedup: acceptance length over the measured cost of a step in baseline steps; 1
-        for None.
-      measured_speedup: of real decoding; 1 for None.
-      acceptance_length: tokens that a target call gained then; None where it is not stated.
+      batch_size: number of rows that decode together.
+      temperature: the sampling temperature; 0 is greedy.
+      tree: the tree; None if no tree was faster than decoding without the drafter.
+      predicted_speedup: acceptance length divided by the measured cost of a step in baseline steps;
+        1 without a tree.
+      measured_speedup: speed-up of real decoding; 1 without a tree.
+      acceptance_length: tokens per target call in that measurement; None if unknown.
     """
 
     batch_size: Count
@@ -52,12 +53,12 @@ class TunedTree(Checked):
 
 @dataclass(frozen=True)
 class TreeTable(Checked):
-    """What `draft.yaml` holds.
+    """The contents of a `draft.yaml`.
 
     Attributes:
-      device: on which the trees were measured.
-      dtype: of both models' parameters then.
-      trees: at least one.
+      device: name of the device on which the trees were measured.
+      dtype: dtype of both models' parameters in the measurements.
+      trees: the fastest trees, at least one.
     """
 
     device: str
@@ -65,10 +66,11 @@ class TreeTable(Checked):
     trees: tuple[TunedTree, ...]
 
     def nearest(self, batch_size: int, temperature: float) -> TunedTree:
-        """Of the nearest batch size the nearest temperature.
+        """The tree with the nearest batch size, and among those the nearest temperature.
 
-        Batch sizes are compared by their ratio, for a step's cost grows in proportion; of two as
-        near the larger is taken, at which trees pay less, and of two temperatures the lower.
+        Batch sizes are compared by ratio, because a step's cost grows in proportion. Of two equally
+        near batch sizes the larger is taken, at which trees gain less; of two temperatures the
+        lower.
         """
         sizes = {tree.batch_size for tree in self.trees}
         size = min(sizes, key=lambda size: (abs(math.log(size / batch_size)), -size))
@@ -81,20 +83,20 @@ def load_tree(
 ) -> TreeConfig | None:
     """The tree that `python -m eval tune` found fastest for a drafter, from its `draft.yaml`.
 
-    `generate` keeps to this tree. With the whole table, from `load_tree_table`, it goes back to
-    plain decoding where none pays.
+    `generate` always uses this tree; given the whole table of `load_tree_table` instead, it falls
+    back to plain decoding when no tree is faster.
 
     Args:
-      drafter: the folder or hub id that `load_drafter` takes.
-      batch_size: rows that will be decoded together; the table's nearest one by ratio is taken.
-      temperature: of the sampling; the table's nearest one is taken.
+      drafter: folder or hub id of the drafter, as `load_drafter` takes it.
+      batch_size: number of rows that will decode together; the table's nearest by ratio is used.
+      temperature: the sampling temperature; the table's nearest is used.
 
     Returns:
-      How to draft; None where no tree was faster than the baseline: decode without the drafter,
+      The tree; None if no tree was faster than decoding without the drafter, which is
       `generate(target, None, ...)`.
 
     Raises:
-      InputError: there is no such file, or it cannot be used.
+      InputError: `draft.yaml` is missing or cannot be used.
     """
     return load_tree_table(drafter).nearest(batch_size, temperature).tree
 
@@ -102,31 +104,33 @@ def load_tree(
 def load_tree_table(drafter: str | Path) -> TreeTable:
     """The fastest trees of a drafter by batch size and temperature, from its `draft.yaml`.
 
-    As `tree` of `generate`, `stream` and the engine it gives each step the tree for the rows that
-    decode, and plain decoding where none pays for the text at hand.
+    `generate`, `stream` and the engine take the table as `tree`: each step then uses the tree for
+    the number of decoding rows, or plain decoding while no tree is faster.
 
     Args:
-      drafter: the folder or hub id that `load_drafter` takes.
+      drafter: folder or hub id of the drafter, as `load_drafter` takes it.
 
     Raises:
-      InputError: there is no such file, or it cannot be used.
+      InputError: `draft.yaml` is missing or cannot be used.
     """
     table = find_tree_table(drafter)
     if table is None:
         raise InputError(
             f"{drafter} has no {TREE_TABLE}, which holds the tree for tree: auto; write one with "
-            "`python -m eval tune`, or state the tree."
+            "`python -m eval tune`, or give a tree."
         )
     return table
 
 
 def find_tree_table(drafter: str | Path) -> TreeTable | None:
-    """The table of a drafter's folder or hub repository; None if there is none, or no folder.
+    """The table of a drafter's folder or hub repository; None if it has none.
+
+    A drafter without a folder, such as "self:int4", has none.
 
     Raises:
-      InputError: the file cannot be read, or does not hold such a table.
+      InputError: the file cannot be read, or does not hold a table of trees.
     """
-    # With the models that draft, for those who name a drafter.
+    # Imported here, because it imports the drafters' modules.
     from redrafter_jax.drafters.self_drafter import parse_self
 
     if parse_self(str(drafter)) is not None:
@@ -134,7 +138,7 @@ def find_tree_table(drafter: str | Path) -> TreeTable | None:
     path = locate(drafter) / TREE_TABLE
     if not path.exists():
         return None
-    # YAML takes 20 ms to import, for the few who need it.
+    # Importing YAML takes 20 ms, and few commands need it.
     from redrafter_jax.files.yaml_text import NotYamlError, parse_yaml
 
     try:
@@ -148,7 +152,7 @@ def find_tree_table(drafter: str | Path) -> TreeTable | None:
 
 
 def write_tree_table(path: Path, table: TreeTable) -> None:
-    """Write the table for people and for `find_tree_table`, in place of one that is there.
+    """Write the table with a comment on its contents, replacing an existing file.
 
     Raises:
       InputError: the file cannot be written.

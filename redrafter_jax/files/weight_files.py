@@ -1,6 +1,6 @@
-"""The weights of a model folder: which files hold them, where each lies, and how they are written.
+"""Finds the weights in the files of a model folder, and writes safetensors files.
 
-Safetensors are written weight by weight, some rows at a time, and read back to compare.
+Files are written weight by weight, some rows at a time, and read back for comparison.
 """
 
 import json
@@ -37,7 +37,7 @@ _OTHERWISE = (
     "the model folder is incomplete, or holds its weights in another format than safetensors and "
     f"{TORCH_FILE} and must be converted first"
 )
-# Safetensors' names of the dtypes that can be asked for.
+# safetensors' names of the dtypes that can be written.
 DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 _DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name != "I4"} | {
     "uint8": "U8"
@@ -45,15 +45,15 @@ _DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name 
 
 
 def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWeight]:
-    """Every weight of a model folder: of its one file, or of the shards that its index names.
+    """The weights of a model folder by name, from a single file or from the shards of an index.
 
-    Only headers are read. Of a folder that holds both, safetensors are taken and PyTorch's `.bin`
-    files are not looked at: they are the same weights again, as transformers has it. The `others`,
-    as some drafters' files are called, are read where there are neither.
+    Only headers are read. As in transformers, safetensors take precedence over PyTorch's `.bin`
+    files, which then repeat the same weights. Without both, the files named in `others` are read,
+    which some drafters use.
 
     Raises:
-      InputError: a file is missing or truncated, there are two sources, or index and shards
-        disagree.
+      InputError: a file is missing or truncated, a folder has both a single file and an index, or
+        index and shards disagree.
     """
     present = [
         name
@@ -67,7 +67,7 @@ def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWe
         return read(single)
     if single.is_file():
         raise InputError(
-            f"{folder} holds both {single.name} and {index.name}; remove the one that is not meant."
+            f"{folder} holds both {single.name} and {index.name}; remove the wrong one."
         )
     placed = field(read_json(index), "weight_map", index, dict)
     shards = {name: folder / field(placed, name, index, str) for name in placed}
@@ -76,18 +76,18 @@ def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWe
         if name not in headers[path]:
             raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
     for path, header in headers.items():
-        # A weight may lie in two shards, of which the index means one.
+        # A weight may be in two shards; the index then names one of them.
         if unnamed := sorted(header.keys() - shards.keys()):
             more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
             raise InputError(
                 f"{path} holds the weight {unnamed[0]!r}{more}, which {index.name} does not name; "
-                "add it to the index, or take it out of the file."
+                "add it to the index, or remove it from the file."
             )
     return {name: headers[path][name] for name, path in shards.items()}
 
 
 def _read_safetensors(path: Path) -> dict[str, StoredWeight]:
-    """What a safetensors file says it holds; the library makes sure that the file is whole."""
+    """The weights of a safetensors file by name; `safe_open` checks that the file is complete."""
     try:
         with (
             reading(path, _OTHERWISE),
@@ -97,7 +97,7 @@ def _read_safetensors(path: Path) -> dict[str, StoredWeight]:
             size = int.from_bytes(file.read(8), "little")
             entries = json.loads(file.read(size))
     except SafetensorError as error:
-        raise InputError(f"{path} is truncated or no safetensors file ({error}).") from None
+        raise InputError(f"{path} is truncated or not a safetensors file ({error}).") from None
     entries.pop("__metadata__", None)
     return {
         name: StoredWeight(
@@ -113,27 +113,27 @@ def write_shard(
     dtype: str | None,
     forms: Mapping[str, WeightFormat],
 ) -> tuple[list[str], int]:
-    """One safetensors file: the length of its header in 8 bytes, the header, the weights.
+    """Write a safetensors file: the header's length in 8 bytes, the header, and the weights.
 
-    https://github.com/huggingface/safetensors#format.
+    The format is https://github.com/huggingface/safetensors#format.
 
     Args:
-      path: of the file.
-      weights: to write.
-      dtype: of plain weights; None is their own.
-      forms: of the weights that are quantized on the way, by name.
+      path: path of the file.
+      weights: the weights to write.
+      dtype: dtype of unquantized weights; None for their own.
+      forms: formats of the weights to quantize, by name.
 
     Returns:
-      The names of all that was written, and its bytes.
+      The names of all written arrays, and their size in bytes.
 
     Raises:
-      InputError: a weight holds numbers that its new dtype or format cannot stand for.
+      InputError: a weight holds numbers that its new dtype or format cannot represent.
     """
     described = {weight: _entries(weight, dtype, forms.get(weight.name)) for weight in weights}
     entries = [entry for own in described.values() for entry in own]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    # The widest numbers first: then all lie at multiples of their own size.
+    # Sort by falling item size, so that all arrays are aligned.
     for name, kind, shape in sorted(entries, key=lambda entry: (-ITEM_BYTES[entry[1]], entry[0])):
         start, end = end, end + math.prod(shape) * ITEM_BYTES[kind]
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
@@ -154,13 +154,13 @@ def write_shard(
 def same_weight(
     ours: StoredWeight, theirs: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> bool:
-    """Whether what was written is what is read of the source, bit for bit.
+    """Whether a written weight equals its converted source bit for bit.
 
     Args:
-      ours: as it was written.
-      theirs: its source.
+      ours: the written weight.
+      theirs: the source weight.
       dtype: as in `write_shard`.
-      form: that it was quantized to, if it was.
+      form: the format to which the source was quantized; None if it was not.
     """
     rows = zip(_rows(ours, None, None), _rows(theirs, dtype, form), strict=True)
     return all(
@@ -173,7 +173,7 @@ def same_weight(
 def _entries(
     weight: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Name, dtype and shape of all that is written of a weight, as `_rows` hands it out."""
+    """Name, dtype and shape of each array that is written for a weight, in the order of `_rows`."""
     if weight.scale is None and form is None:
         kept = weight.dtype if dtype is None or weight.dtype in TABLES else DTYPES[dtype]
         return [(weight.name, kept, weight.shape)]
@@ -189,7 +189,7 @@ def _entries(
 def _rows(
     weight: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Rows of a weight as they are written, some at a time: numbers, or codes and scales."""
+    """Yield rows of the arrays to write, some at a time: numbers, or codes, scales and minima."""
     if weight.dtype in TABLES and weight.scale is None:
         yield (read_table(weight),)
         return
@@ -209,7 +209,7 @@ def _rows(
         if not np.isfinite(numbers).all():
             raise InputError(
                 f"{weight.path}: weight {weight.name!r} holds numbers that are not finite, which "
-                f"{form} cannot stand for."
+                f"{form} cannot represent."
             )
         codes, *groups = jax.device_get(compiled_quantize(jnp.asarray(numbers), form, 1))
         packed = pack(codes) if form == "int4" else codes

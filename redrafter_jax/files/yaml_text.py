@@ -1,4 +1,4 @@
-"""YAML as this project reads it: numbers and dates as in YAML 1.2, no key twice, plain values."""
+"""Parses YAML with numbers and dates as in YAML 1.2, without duplicate keys, to JSON's types."""
 
 import json
 import re
@@ -8,37 +8,37 @@ import yaml
 
 
 class NotYamlError(ValueError):
-    """A text that is no YAML, or holds values that JSON could not; why, in one line."""
+    """A text is not YAML, or holds values that JSON cannot hold; the message is one line."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as YAML 1.2 does.
+    """A SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as in YAML 1.2.
 
-    A key that appears twice is refused: of two sections of one name the first would be lost.
+    Duplicate keys are errors, because the first of two sections with one name would be lost.
     """
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the place are YAML's
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML requires this class attribute
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """A whole one as an int: steps may be 1e4."""
+        """Returns an int for integral values, so that `steps: 1e4` works."""
         number = self.construct_yaml_float(node)
         return int(number) if number.is_integer() else number
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node; one that its tag (`!!int ''`) does not fit is named by its place."""
+        """The value of a node; errors such as `!!int ''` name the line and column."""
         try:
             return super().construct_object(node, deep)
         except (yaml.YAMLError, RecursionError):
             raise
-        except Exception as error:  # of what YAML's constructors run into there is no end
-            problem = f"{node.value!r:.80} is no value of {node.tag.rpartition(':')[2]!r}"
+        except Exception as error:  # PyYAML's constructors may raise anything
+            problem = f"{node.value!r:.80} is not a valid {node.tag.rpartition(':')[2]!r}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The mapping, whose keys must differ; what is merged into it comes later."""
+        """The next mapping, whose keys must differ; merge keys are resolved later."""
         node = super().compose_mapping_node(anchor)
         seen = set[tuple[str, str]]()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -58,18 +58,18 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 
 def parse_yaml(text: str, *, aliases: bool = True) -> Any:
-    """What a text holds, without YAML's aliases: each value is an own copy, and in no cycle.
+    """The value of a YAML text; aliases are replaced by copies, so the value has no cycles.
 
     Args:
-      text: YAML.
-      aliases: whether it may have any: a few of them may stand for more than fits in memory.
+      text: the YAML text.
+      aliases: whether aliases are allowed; a few can expand to more than the memory holds.
 
     Raises:
-      NotYamlError: it cannot be read, or holds what JSON has no value for.
+      NotYamlError: the text cannot be read, or holds values that JSON cannot hold.
     """
     try:
         if not aliases and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise NotYamlError("there are aliases in it; write out what they stand for")
+            raise NotYamlError("aliases are not allowed here; write out their values")
         return json.loads(json.dumps(yaml.load(text, Loader=_Loader), default=str))
     except RecursionError:
         raise NotYamlError("nested too deeply") from None

@@ -1,1 +1,1 @@
-"""Requests that come and go over one decode state."""
+"""The HTTP server: OpenAI's API over one engine that decodes many requests together."""

@@ -1,4 +1,4 @@
-"""The prompt of a chat request: its turns and tools as the chat template writes them."""
+"""Tokenizes the turns and tools of a chat request with the chat template."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from redrafter_jax.text.tool_styles import STYLES
 
 
 def encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
-    """The token ids of the one prompt of a chat request.
+    """Token ids of a chat request's prompt, as a list with one row.
 
     Raises:
-      ApiError: the template does not write what it holds.
+      ApiError: the chat template does not support a part of the request.
     """
     model = service.model
     if model.format.template is NO_TEMPLATE:
@@ -26,7 +26,8 @@ def encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
     if not template.thinks and any("reasoning_content" in turn for turn in turns):
         raise ApiError(
             400,
-            f"The chat template of {model.name} knows no reasoning; leave reasoning_content out.",
+            f"The chat template of {model.name} does not support reasoning; leave "
+            "reasoning_content out.",
             field="messages",
         )
     _check_tools(model, request, turns)
@@ -43,21 +44,21 @@ def encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
 
 
 def _check_tools(model: ServedModel, request: ChatRequest, turns: list[dict[str, Any]]) -> None:
-    """Refuse tools that the chat template does not write, or whose calls could not be told."""
+    """Refuse tools if the template does not write them, or if their calls cannot be recognised."""
     of_tools = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
     for field, given in (("tools", request.offered), ("messages", of_tools)):
         if given and not model.format.template.tools:
             raise ApiError(
                 400,
-                f"The chat template of {model.name} writes no tools; leave them out, or start the "
-                "server with one that does by --chat-template.",
+                f"The chat template of {model.name} does not support tools; leave them out, or "
+                "start the server with another --chat-template.",
                 field=field,
             )
     if request.offered and model.tools is None:
         styles = ", ".join(STYLES)
         raise ApiError(
             400,
-            f"How {model.name} calls tools cannot be told from its chat template; start the "
+            f"The chat template of {model.name} does not show how answers call tools; start the "
             f"server with --tool-parser and one of {styles}.",
             field="tools",
         )

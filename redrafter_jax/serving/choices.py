@@ -1,4 +1,4 @@
-"""From the engine's tokens to the text of an answer, piece by piece."""
+"""Turns the engine's tokens into the text of an answer, piece by piece."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ class Spelling(NamedTuple):
     """The spelling of a token within a text.
 
     Attributes:
-      text: its text, with replacement characters for parts of characters.
-      raw: its own bytes.
+      text: the token's text, with replacement characters for incomplete characters.
+      raw: the token's bytes.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Spelling(NamedTuple):
 
     @property
     def escaped(self) -> str:
-        """The text, or where there is none the bytes, as OpenAI writes them."""
+        """The text, or for incomplete characters the bytes in OpenAI's notation."""
         if UNDECODABLE not in self.text:
             return self.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
@@ -38,11 +38,12 @@ class Piece(NamedTuple):
     """The part of an answer that one step adds.
 
     Attributes:
-      text: the text that became certain.
+      text: the text that later tokens cannot change.
       tokens: the tokens that were decided.
-      finish: why the answer ends here; None while it goes on.
-      speculation: how well the whole answer was drafted, where it ends here.
-      prompt: the prompt's tokens from the second one on, with the first piece, where asked for.
+      finish: the reason why the answer ends here; None while it goes on.
+      speculation: counts of the whole answer's drafts, if the answer ends here; else None.
+      prompt: in the first piece, the prompt's tokens from the second on, if the request asks for
+        their log-probabilities.
     """
 
     text: str
@@ -53,16 +54,16 @@ class Piece(NamedTuple):
 
 
 class Choice:
-    """One answer on its way from tokens to text.
+    """Converts the tokens of one answer to text.
 
     Args:
-      tokenizer: the target's.
-      prompt: token ids.
+      tokenizer: the target's tokenizer.
+      prompt: token ids of the prompt.
       stop: strings that end the answer.
-      gap: what a chat template writes between the opening of an answer and its text, which is no
-        part of it.
-      spell: the spelling of a token within a text; by default the tokenizer's.
-      min_tokens: tokens in whose text no stop string is looked for.
+      gap: text that the chat template writes between the opening of an answer and its text; it is
+        left out.
+      spell: the function from a token id to its spelling; by default that of the tokenizer.
+      min_tokens: number of tokens before stop strings are looked for.
     """
 
     def __init__(
@@ -83,20 +84,21 @@ class Choice:
         self.ended = False
 
     def take(self, event: Event) -> Piece:
-        """The part of the answer that an event adds, up to a stop string, which ends the answer.
+        """The piece that an event adds to the answer; a stop string ends the answer.
 
         Raises:
-          InputError: the target computes no numbers, or its tokenizer's texts change as they grow.
+          InputError: the target's scores are not finite, the grammar has failed, or the tokenizer
+            changes text when further tokens follow.
         """
         if event.ended == "not numbers":
             raise InputError(
-                "The target's scores are NaN or infinite, so that it has no answer; the server's "
-                "log says why."
+                "The target's scores are NaN or infinite, so there is no answer; the server's log "
+                "says why."
             )
         if event.ended == "grammar":
-            raise InputError("The grammar has become too complex for llguidance to go on with.")
+            raise InputError("The grammar is too complex for llguidance; give a simpler one.")
         tokens: list[Token] = []
-        # What ends an answer is no part of it, whatever the tokenizer says of it.
+        # The token that ends an answer is not part of its text, even if it is not special.
         end = len(event.decided) - 1 if event.ended == "stop" else None
         for at, token in enumerate(event.decided):
             text, raw = "", b""
@@ -110,7 +112,7 @@ class Choice:
             finish = event.ended
             held = self._without_gap(self._stream.finish())
             tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + held)
-            if self._stream.stopped:  # by what had been held back
+            if self._stream.stopped:  # a stop string in the text that was held back
                 finish = "stop"
         self.ended = finish is not None
         if tokens:
@@ -128,7 +130,7 @@ class Choice:
     def _raw(self, token: int) -> bytes:
         """The bytes that a token adds to the answer."""
         raw = self._spell(token).raw
-        if raw and self._at_start:  # where decoders may leave a space out
+        if raw and self._at_start:  # decoders may drop a space at the start of a text
             alone = self._decode([token])
             raw = raw if UNDECODABLE in alone else alone.encode()
             self._at_start = False
@@ -139,9 +141,10 @@ class Choice:
 
 
 def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[[int], Spelling]:
-    """The spelling of tokens within a text; some decoders spell its first one differently.
+    """The function from a token id to its spelling within a text.
 
-    Special tokens, and those that end an answer, have a text but no bytes in it.
+    Some decoders spell the first token of a text differently. Special tokens and end tokens have a
+    text but no bytes.
     """
     silent = {*special_tokens(tokenizer), *ends}
 
@@ -161,9 +164,9 @@ def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[
 
 
 def _raw_bytes(entry: str) -> bytes | None:
-    """The bytes that a vocabulary's entry stands for; None of one that is spelt as it reads.
+    """The bytes of a vocabulary entry that encodes bytes; None for other entries.
 
-    Such as `<0xE2>` of SentencePiece, or a character for each byte, of GPT-2.
+    SentencePiece writes a byte as `<0xE2>`, and GPT-2 writes a character for each byte.
     """
     if named := re.fullmatch("<0x([0-9A-Fa-f]{2})>", entry):
         return bytes.fromhex(named[1])
@@ -173,9 +176,10 @@ def _raw_bytes(entry: str) -> bytes | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters of bytes: the printable ones of Latin-1 themselves, for others new ones.
+    """GPT-2's characters for bytes, mapped to the bytes.
 
-    The new ones are those from U+0100 on, in order.
+    Printable characters of Latin-1 stand for themselves; other bytes get the characters from U+0100
+    on, in order.
     """
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in kept]

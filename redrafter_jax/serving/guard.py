@@ -1,4 +1,4 @@
-"""Checks that every request passes before it is read: the host it names, key, size and pace."""
+"""Checks of every request before it is read: host name, API key, size and time."""
 
 import asyncio
 import hmac
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from redrafter_jax.serving.openai_errors import ApiError, server_ends
 
-# Open to everyone: a page that asks for the key, and whether the server is up.
+# Routes without a key: the chat page, which asks for the key itself, and the health check.
 _OPEN = ("/", "/health")
 
 
@@ -17,12 +17,12 @@ class Guard:
     """ASGI middleware that refuses requests before their bodies are read.
 
     Args:
-      app: the application that answers the requests that pass.
-      api_key: the key that requests must bear; None lets all pass.
-      hosts: names that requests may call the server by, without a port; None for any. They keep out
-        DNS rebinding: a page of another site whose name points to this machine.
-      max_body: bytes of a request's body.
-      on_refusal: called with the path and the error of what does not pass.
+      app: the application that answers accepted requests.
+      api_key: the key that requests must send; None for no key.
+      hosts: allowed host names in requests, without a port; None for any. They prevent DNS
+        rebinding, in which the name of another site points to this machine.
+      max_body: limit on the bytes of a request's body.
+      on_refusal: function that is called with the path and the error of a refused request.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # WebSockets: there are none
+        if scope["type"] != "http":  # WebSockets are not supported
             await send({"type": "websocket.close", "code": 1000})
             return
         headers = Headers(scope=scope)
@@ -58,11 +58,11 @@ class Guard:
 
         async def receive_within_limit() -> Message:
             nonlocal size, complete
-            if complete:  # what comes is that the client leaves
+            if complete:  # the next message says that the client has left
                 return await receive()
             message = await self._receive_in_time(receive)
             if message["type"] == "http.disconnect":
-                raise ApiError(499, "The client left.", code="client_gone")  # which nobody reads
+                raise ApiError(499, "The client left.", code="client_gone")  # nobody reads it
             size += len(message.get("body", b""))
             if size > self._max_body:
                 raise self._too_large()
@@ -72,9 +72,9 @@ class Guard:
         await self._app(scope, receive_within_limit, send)
 
     def end(self, seconds: float) -> None:
-        """Bodies may take so many more seconds; then their clients are told that the server ends.
+        """Refuse requests whose bodies are incomplete after `seconds`, because the server ends.
 
-        It is called in the server's loop.
+        Call it in the server's event loop.
         """
         self._read_until = asyncio.get_running_loop().time() + seconds
         for limit in self._reading:
@@ -99,7 +99,7 @@ class Guard:
             return ApiError(403, f"The host {name!r} is not allowed; connect as {names}.")
         if self._api_key is not None and path not in _OPEN:
             kind, _, key = headers.get("authorization", "").partition(" ")
-            # In constant time, so that nobody can find the key byte by byte.
+            # Compare in constant time, so that the key cannot be guessed byte by byte.
             same = hmac.compare_digest(key.encode("latin-1"), self._api_key)
             if kind.lower() != "bearer" or not same:
                 return ApiError(

@@ -1,4 +1,4 @@
-"""A request on its way: from its fields to requests of the engine, from their events to text."""
+"""Jobs turn an HTTP request into requests of the engine, and the engine's events into text."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.text.tokenizer import split_stops
 
 _SEEDS = 2**31
-# Seconds; OpenAI's client gives up where it is told more than 120.
+# In seconds; OpenAI's client gives up if Retry-After is more than 120.
 _LONGEST_WAIT = 60
 
 
@@ -31,16 +31,16 @@ class Job:
     """The choices of one request, which are decoded together.
 
     Attributes:
-      service: the service that answers it.
-      event_queue: the queue of what the engine decides.
-      choices: its choices, by their index in the request.
+      service: the service that answers the request.
+      event_queue: the queue of the engine's events.
+      choices: the choices, by their index in the request.
       seed: seed of the first choice.
       prompt_tokens: number of tokens of all prompts.
-      choices_each: number of choices of each prompt.
-      began: when the request came, by the monotonic clock.
-      cached_tokens: how many of the prompts' tokens a cache held when their first choices began.
+      choices_each: number of choices per prompt.
+      began: arrival time of the request on the monotonic clock, in seconds.
+      cached_tokens: number of the prompts' tokens that were cached when their first choices began.
       completion_tokens: number of tokens decided so far.
-      outcome: the outcome so far: a client that stops reading before the end has left.
+      outcome: the outcome; "client_gone" until another one is known.
     """
 
     service: Service
@@ -65,10 +65,10 @@ class Job:
         }
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """The index of a choice and the piece that a step adds to it, until all choices have ended.
+        """Yield the index of a choice and its next piece, until all choices have ended.
 
         Raises:
-          ApiError: the deadline has come, or the engine is gone.
+          ApiError: the deadline has passed, or the engine has ended.
         """
         metrics, unfinished = self.service.metrics, len(self.choices)
         times = [_Times(self.began) for _ in self.choices]
@@ -80,7 +80,7 @@ class Job:
                     raise step
                 for index, event, cached in step:
                     choice = self.choices[index]
-                    if index in unread:  # a prompt counts once, whatever its choices
+                    if index in unread:  # count each prompt once, with its first choice
                         unread.remove(index)
                         self.cached_tokens += cached
                     if choice.ended:
@@ -94,7 +94,7 @@ class Job:
                     if choice.ended:
                         unfinished -= 1
                         times[index].observe(metrics)
-                        if event.ended is None:  # at a stop string, which the engine does not know
+                        if event.ended is None:  # the engine does not know stop strings
                             self.service.worker.cancel(self.event_queue, index)
                     yield index, piece
             self.outcome = "finished"
@@ -106,13 +106,13 @@ class Job:
             raise ApiError(500, str(error)) from None
 
     def end(self) -> None:
-        """Free what is not ended; count the tokens."""
+        """Cancel unfinished choices, and count the tokens."""
         self.service.worker.cancel(self.event_queue)
         self.service.metrics.completion_tokens.inc(self.completion_tokens)
 
 
 class _Times:
-    """The times at which the tokens of a choice came."""
+    """The arrival times of a choice's tokens."""
 
     def __init__(self, began: float) -> None:
         self._began = began
@@ -132,7 +132,7 @@ class _Times:
         self._calls = piece.tokens[-1].call
 
     def observe(self, metrics: Metrics) -> None:
-        """Once the choice has ended."""
+        """Record the times, once the choice has ended."""
         if self._after_first:
             metrics.output_token.observe((self._last - self._first) / self._after_first)
         if self._calls:
@@ -140,7 +140,7 @@ class _Times:
 
 
 def check(service: Service, request: BaseRequest) -> None:
-    """Refuse, as an `ApiError`, what can be refused before the prompts are read."""
+    """Raises `ApiError` for a request that can be refused before its prompts are tokenized."""
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
         raise server_ends()
@@ -184,13 +184,13 @@ async def start_job(
     began: float,
     gap: str = "",
 ) -> Job:
-    """Let a request that passed `check` wait for the engine.
+    """Submit a request that passed `check` to the engine.
 
-    Each of its prompts, token ids, is answered `request.n` times. Its deadline counts from `began`
-    by the monotonic clock; `gap` is as in `Choice`.
+    Each of its prompts, given as token ids, gets `request.n` choices. The deadline counts from
+    `began` on the monotonic clock; `gap` is as in `Choice`.
 
     Raises:
-      ApiError: it does not fit, there is no room in the queue, or the engine is gone.
+      ApiError: the request does not fit, the queue is full, or the engine has ended.
     """
     seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
     try:
@@ -226,13 +226,13 @@ async def start_job(
     ]
     tokenizer, spell = service.model.format.tokenizer, service.spell
     if request.offered and service.model.tools is not None:
-        tokenizer = service.model.tools.tokenizer  # whose texts hold the marks of calls
+        tokenizer = service.model.tools.tokenizer  # it decodes the marks of calls too
     least = request.min_tokens
     choices = [Choice(tokenizer, one.prompt, strings, gap, spell, least) for one in requests]
     try:
         event_queue = await service.worker.submit(requests)
     except QueueFull as error:
-        # Until all of its choices may wait, but no longer than clients put up with.
+        # The time until all choices fit into the queue, up to a limit that clients accept.
         wait = min(max(1, math.ceil(len(requests) * error.seconds)), _LONGEST_WAIT)
         headers = {"Retry-After": str(wait)}
         raise ApiError(429, str(error), code="queue_full", headers=headers) from None
@@ -245,7 +245,7 @@ async def start_job(
 
 
 def _compile(service: Service, request: BaseRequest) -> CompiledGrammar | None:
-    """The grammar that the answer is held to; of a large schema it takes a second."""
+    """The compiled grammar of the answer, if any; compiling a large schema takes a second."""
     if request.form is None:
         return None
     field, grammar = request.form
@@ -273,11 +273,11 @@ def _sampling(request: BaseRequest) -> SamplingConfig:
 
 
 def _limit(service: Service, request: BaseRequest, prompt: Sequence[int]) -> int:
-    """The limit on an answer's new tokens: the one asked for, or all that there is room for."""
+    """The limit on an answer's new tokens: the requested one, or the room after the prompt."""
     most = service.model.context_length
     limit = request.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:
-        # The prompt alone would fit; the limit is to blame if the client gave it.
+        # If the prompt alone fits, name the client's limit in the error.
         names = [] if len(prompt) >= most else ["max_completion_tokens", "max_tokens"]
         blamed = next(
             (name for name in names if name in request.model_fields_set), request.prompt_field

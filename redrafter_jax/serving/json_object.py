@@ -1,40 +1,40 @@
-"""A JSON object that is read while it is written."""
+"""An incremental reader of a JSON object."""
 
 import json
 import re
 from io import StringIO
 from typing import Any
 
-# What JSON has outside of strings, besides marks: numbers, true, false, null and spaces.
+# Matches characters outside of strings that are not part of numbers, true, false, null or spaces.
 _MARK = re.compile(r"[^ \t\r\n\-+.0123456789eEtrufalsn]")
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _IN_STRING = re.compile(r'["\\]')
 
 
 class JsonObject:
-    """The text of a JSON object as it comes, and where the values of its own keys lie.
+    """Reads a JSON object piece by piece, and finds the values of its top-level keys.
 
     Attributes:
-      length: number of characters that have come.
+      length: number of characters read so far.
       ended: whether the object is complete.
-      broken: whether what comes next is what no JSON holds outside of strings.
+      broken: whether the next character is not valid JSON.
     """
 
     def __init__(self) -> None:
         self.length = 0
         self.ended = self.broken = False
-        # Appends and gives parts in time that grows with the part alone.
+        # A StringIO appends and returns parts in time proportional to the part.
         self._text = StringIO()
         self._depth = 0
         self._in_string = self._escaped = False
-        self._key: str | None = None  # whose value comes
+        self._key: str | None = None  # the key of the current value
         self._key_begin = 0
-        self._awaits = False  # whether nothing of that value has come
+        self._awaits = False  # whether the current value has not begun yet
         self._spans: dict[str, tuple[int, int | None]] = {}
         self._values: dict[str, Any] = {}
 
     def push(self, text: str, begin: int) -> int:
-        """Take what comes in a text from a place on; the place where the object ends or breaks."""
+        """Read `text` from `begin` on; returns the index where the object or text ends."""
         shift, at = self.length - begin, begin
         while at < len(text) and not self.ended:
             if self._in_string:
@@ -47,7 +47,7 @@ class JsonObject:
             at = found.start() if found else len(text)
             if not found:
                 break
-            if found[0] == ":":  # after a key, which is read
+            if found[0] == ":":  # the key before it is read next
                 self._write(text, at, shift)
             if not self._take_mark(found[0], at + shift):
                 self.broken = True
@@ -57,23 +57,23 @@ class JsonObject:
         return at
 
     def _write(self, text: str, end: int, shift: int) -> None:
-        """Add what is new up to a place of the text, which is `shift` further on in the object."""
+        """Append the new text up to index `end`, which is index `end + shift` of the object."""
         self._text.seek(self.length)
         self._text.write(text[self.length - shift : end])
         self.length = end + shift
 
     def part(self, begin: int, end: int) -> str:
-        """The text between two places."""
+        """The object's text between two indices."""
         self._text.seek(begin)
         return self._text.read(max(0, end - begin))
 
     def span(self, key: str) -> tuple[int, int] | None:
-        """Where the value of a key lies, as far as it has come; None where nothing of it has."""
+        """The indices of a key's value as far as it was read; None if it has not begun."""
         begin, end = self._spans.get(key, (None, None))
         return None if begin is None else (begin, self.length if end is None else end)
 
     def value(self, key: str) -> Any:
-        """The value of a key; None where it is not complete, or no JSON."""
+        """The value of a key; None if it is incomplete or not JSON."""
         begin, end = self._spans.get(key, (0, None))
         if end is None:
             return None
@@ -85,7 +85,7 @@ class JsonObject:
         return self._values[key]
 
     def _take_string(self, text: str, at: int) -> int:
-        """Take what comes of a string; the place after it."""
+        """Read on within a string; returns the index after what was read."""
         if self._escaped:
             self._escaped = False
             return at + 1
@@ -97,7 +97,7 @@ class JsonObject:
         return found.end()
 
     def _take_mark(self, mark: str, at: int) -> bool:
-        """Take a character outside of strings; whether JSON may hold it there."""
+        """Read a character outside of strings; returns whether JSON allows it."""
         match mark:
             case '"':
                 self._in_string = True
@@ -123,7 +123,7 @@ class JsonObject:
         return True
 
     def _end_value(self, at: int) -> None:
-        """The value of the key ends there, unless it ended before."""
+        """End the current key's value at an index, unless it has ended before."""
         self._awaits = False
         if self._key in self._spans:
             begin, end = self._spans[self._key]

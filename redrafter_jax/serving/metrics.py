@@ -1,4 +1,4 @@
-"""The metrics of a server that Prometheus reads."""
+"""The server's metrics for Prometheus."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -18,13 +18,13 @@ ROUTES = ("/v1/chat/completions", "/v1/completions")
 
 Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone", "failed"]
 
-# From one decode step of a small model to the minutes of a long answer.
+# Bucket bounds, from one decode step of a small model to the minutes of a long answer.
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _GAINED = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10)
 
 
 class Metrics(Collector):
-    """Counts and times since the server's start, and the engine's as they are when read."""
+    """Counts and times since the server's start, and the engine's counts at the time of reading."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._registry = engine, CollectorRegistry()
@@ -51,11 +51,11 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def count(self, route: str, outcome: Outcome) -> None:
-        """One more request."""
+        """Count a request."""
         self.requests.labels(route, outcome).inc()
 
     def count_refusal(self, route: str, error: ApiError) -> None:
-        """One more, which got no answer but this error."""
+        """Count a request that was answered with an error."""
         if route not in ROUTES:
             return
         match error.status_code, error.code:
@@ -70,11 +70,11 @@ class Metrics(Collector):
         self.count(route, outcome)
 
     def page(self) -> bytes:
-        """All of them, in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics that the engine counts itself."""
+        """The metrics that are read from the engine."""
         engine, sums = self._engine, self._engine.counters
         for name, text, value in (
             ("active_slots", "Requests that have a slot.", engine.active),
@@ -124,9 +124,9 @@ class Metrics(Collector):
             ),
         ):
             yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
-        # All that may come have a value from the start, or rates would miss their first ones.
+        # Labels that may occur have a value from the start, or rates would miss their first counts.
         depths = range(1, engine.longest_path)
-        # Those of which there are some: a grammar proposes only where a request is held to one.
+        # Drafters that have drafted too: a grammar proposes only for requests that have one.
         by = dict.fromkeys((*engine.drafted_by, *+sums.drafted))
         for name, text, label, counts in (
             (

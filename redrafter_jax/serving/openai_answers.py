@@ -70,7 +70,7 @@ class Answer(ABC):
         return self._chunk([]) | {"usage": usage | self._usage_details()} | self._all_metrics()
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer at once, of all that the steps added to each choice."""
+        """The whole answer, from all pieces of each choice."""
         objects = []
         for index, pieces in enumerate(choices):
             text = "".join(piece.text for piece in pieces)
@@ -85,7 +85,7 @@ class Answer(ABC):
         return self._head | told | self._all_metrics()
 
     def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
-        """What is told of each prompt's tokens; in every choice of the prompt, as vLLM does."""
+        """The prompts' log-probabilities, repeated in every choice of a prompt, as in vLLM."""
         each = self._choices_each
         return {
             "choices": [
@@ -95,7 +95,7 @@ class Answer(ABC):
         }
 
     def _prompt_entry(self, token: PromptToken) -> dict[str, Any]:
-        """The likeliest tokens at a place of the prompt, and its own, by their numbers."""
+        """Log-probabilities of the likeliest tokens and of the prompt's own token, by id."""
         ranked = [(*pair, rank) for rank, pair in enumerate(token.top[: self._prompt_top], start=1)]
         return {
             str(id): {
@@ -131,7 +131,7 @@ class Answer(ABC):
         return self._metrics(self._speculation)
 
     def _metrics(self, speculation: Speculation) -> dict[str, Any]:
-        """What is told of one choice or of all, where it was asked for."""
+        """The drafting statistics of one choice or of all, if the request asks for them."""
         if not self._speculative_metrics:
             return {}
         return {"metrics": {"speculative_decoding": speculation.body(self._depth)}}
@@ -165,16 +165,16 @@ class ChatAnswer(Answer):
     ) -> None:
         super().__init__(service, request, seed, prompts)
         form = service.model.format
-        # By choice, where the template marks reasoning; a form leaves no room for the marks.
+        # One per choice, if the template marks reasoning; a grammar does not allow the marks.
         self._splits: list[ReasoningSplit] | None = None
         if form.template.thinks and request.form is None:
             opened = opens_reasoning(form.tokenizer, prompts[0])
             self._splits = [ReasoningSplit(opened) for _ in range(request.n)]
-        # OpenAI and vLLM end the call of a tool that the request names with "stop".
+        # Like OpenAI and vLLM, finish with "stop" if the request names the tool to call.
         self._named = isinstance(request, ChatRequest) and isinstance(
             request.tool_choice, NamedTool
         )
-        # By choice, where tools are offered.
+        # One per choice, if tools are offered.
         self._calls: list[ToolSplit] | None = None
         if request.offered and service.model.tools is not None:
             style, names = service.model.tools.style, [one.function.name for one in request.offered]
@@ -192,7 +192,7 @@ class ChatAnswer(Answer):
         return self._chunk([choice])
 
     def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
-        """Beside the choices: a chat has one prompt."""
+        """The prompt's log-probabilities beside the choices, because a chat has one prompt."""
         del told
         return {"prompt_logprobs": read[0]}
 
@@ -245,7 +245,7 @@ def _split(split: ReasoningSplit, piece: Piece) -> tuple[str, str]:
 
 
 def _called(split: ToolSplit, text: str, piece: Piece, whole: bool) -> dict[str, Any]:
-    """The content and the calls of tools that a piece of an answer adds."""
+    """The content and the tool calls that a piece of an answer adds."""
     parts = [split.push(text)]
     if piece.finish is not None:
         parts.append(split.finish())
@@ -257,7 +257,7 @@ def _called(split: ToolSplit, text: str, piece: Piece, whole: bool) -> dict[str,
 
 
 def _call(piece: CallPiece, whole: bool) -> dict[str, Any]:
-    """A call, or what is added to one."""
+    """The JSON object of a tool call or of a piece of one."""
     place = {} if whole else {"index": piece.number}
     function = {"arguments": piece.arguments}
     if piece.name is None:
@@ -267,7 +267,7 @@ def _call(piece: CallPiece, whole: bool) -> dict[str, Any]:
 
 
 class CompletionAnswer(Answer):
-    """Answers of `/v1/completions`, where whole answers and chunks are of one kind."""
+    """Answers of `/v1/completions`, whose chunks have the same format as whole answers."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
@@ -288,7 +288,7 @@ class CompletionAnswer(Answer):
         }
 
     def _top_log_probs(self, token: Token) -> dict[str, float]:
-        """The likeliest tokens, best first, and the decided one."""
+        """Log-probabilities of the likeliest tokens, best first, and of the chosen token."""
         log_probs: dict[str, float] = {}
         for other, log_prob in [*token.top[: self._top], (token.id, token.log_prob)]:
             log_probs.setdefault(self._spell(other).escaped, log_prob)  # two may read alike

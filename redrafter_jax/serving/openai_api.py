@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API over an engine, and those of whoever runs the server."""
+"""The routes of OpenAI's API, and those for monitoring the server."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
-    """The application; with `log_prompts` the log tells what was asked."""
+    """The ASGI application; with `log_prompts` it also logs prompts."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncGenerator[None]:
@@ -123,7 +123,7 @@ def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:
 
 
 def _echoes(service: Service, request: BaseRequest) -> list[str]:
-    """The texts that the choices begin with if they repeat their prompts; else none."""
+    """The prompts' texts, one per choice, if choices repeat their prompts; else empty."""
     if not (isinstance(request, CompletionRequest) and request.echo):
         return []
     texts = [
@@ -134,7 +134,7 @@ def _echoes(service: Service, request: BaseRequest) -> list[str]:
 
 
 async def _answer(job: Job, answer: Answer, request: BaseRequest, http: Request) -> Response:
-    """The response to a request that the engine has: a stream, or all of it once it is complete."""
+    """The response to a submitted request: a stream, or the whole answer once it is complete."""
     echoes = _echoes(job.service, request)
 
     def ended() -> None:
@@ -158,7 +158,7 @@ async def _answer(job: Job, answer: Answer, request: BaseRequest, http: Request)
         await asyncio.wait({collected, left}, return_when=asyncio.FIRST_COMPLETED)
         if collected.done():
             return collected.result()
-        return Response(status_code=499)  # which nobody reads
+        return Response(status_code=499)  # nobody reads it
     finally:
         collected.cancel()
         left.cancel()
@@ -183,7 +183,7 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
 class _EventStream(StreamingResponse):
     """Server-sent events for a client that may leave, or stop reading, at any time.
 
-    `on_end` is called once nothing more is sent, whatever the reason.
+    `on_end` is called once nothing more is sent, for any reason.
     """
 
     media_type = "text/event-stream"
@@ -193,7 +193,7 @@ class _EventStream(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette cancels what sends as soon as the client has left.
+        # Starlette cancels the sending task as soon as the client has left.
         try:
             await super().__call__(scope, receive, send)
         finally:

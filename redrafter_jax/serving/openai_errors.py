@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them: one object with a sentence, a kind, a field and a code."""
+"""Errors in the format of OpenAI's API: an object with a message, a type, a field and a code."""
 
 import json
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from starlette.responses import Response
 
 from redrafter_jax.config.limits import is_not
 
-# Kinds of some statuses; from 500 on it is "server_error", else "invalid_request_error".
+# Error types of some statuses; others are "server_error" from 500 on, or "invalid_request_error".
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """A request that is not answered.
+    """A request is refused or fails.
 
     Args:
-      status: the status code of HTTP.
-      message: one sentence: the value, the limit, the way out.
-      field: the field of the request that is to blame, if one is.
-      code: a name for programs to tell it by, such as "context_length_exceeded".
+      status: the HTTP status code.
+      message: one sentence with the value, the limit and the way out.
+      field: the field of the request that caused the error, if any.
+      code: a name of the error for programs, such as "context_length_exceeded".
       headers: headers of the response.
     """
 
@@ -46,20 +46,20 @@ class ApiError(HTTPException):
         return {"error": error}
 
     def response(self) -> Response:
-        """The response that tells the error."""
-        # All in ASCII: what a message quotes of a request need not be valid Unicode.
+        """The HTTP response with the error."""
+        # json.dumps writes ASCII, because messages may quote invalid Unicode from a request.
         return Response(json.dumps(self.body()), self.status_code, self.headers, "application/json")
 
 
 def server_ends() -> ApiError:
-    """The answer to requests that are not complete when the server ends."""
+    """The error for requests that are unfinished when the server ends."""
     return ApiError(
         503, "The server is shutting down; send the request to another one.", code="server_ends"
     )
 
 
 def check_model(served: str, name: str | None) -> None:
-    """Refuse another model than the one that is served, where one is named."""
+    """Refuse a request that names a model other than the served one."""
     if name not in (None, served):
         raise ApiError(
             404,
@@ -70,7 +70,7 @@ def check_model(served: str, name: str | None) -> None:
 
 
 def as_api_error(method: str, path: str, error: Exception) -> ApiError:
-    """The answer to a request that FastAPI or a route refuses."""
+    """The error for a request that FastAPI or a route refuses."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -86,7 +86,7 @@ def as_api_error(method: str, path: str, error: Exception) -> ApiError:
 
 
 def _refusal(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body, by the name of its field."""
+    """The error for the first problem in a body, which names its field."""
     first = error.errors()[0]
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":

@@ -1,4 +1,4 @@
-"""What all objects of OpenAI's requests share: JSON's own types, and names that are known."""
+"""The base of all objects in OpenAI's requests: strict types, and only known names."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -11,11 +11,11 @@ Values = Mapping[str, tuple[Any, ...]]
 
 
 class Fields(BaseModel):
-    """JSON's own types, known names; null is as if the field was not given.
+    """An object with strict JSON types and known names; null means that a field is not given.
 
     Attributes:
-      labels: fields that change nothing, whatever their value.
-      off: fields that are not supported, with the values that ask for nothing.
+      labels: names of fields that are ignored.
+      off: unsupported fields, with the values that are accepted because they request nothing.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -36,7 +36,7 @@ class Fields(BaseModel):
 
 
 def whole_text(text: str) -> str:
-    """The text, if it is valid Unicode; else a ValueError."""
+    """Returns the text; raises ValueError if it is not valid Unicode."""
     require_text(text, "the text")
     return text
 

@@ -1,4 +1,4 @@
-"""What OpenAI's and vLLM's APIs let an answer be held to."""
+"""The fields of OpenAI's and vLLM's APIs that constrain the form of an answer."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,9 +9,9 @@ from redrafter_jax.serving.openai_fields import Fields, Text
 
 
 class NamedSchema(Fields):
-    """The `json_schema` of a `response_format`; its name and description are for people to read.
+    """The `json_schema` of a `response_format`; its name and description are ignored.
 
-    It is kept to whether `strict` asks for that or not.
+    Answers always match the schema, regardless of `strict`.
     """
 
     labels: ClassVar[frozenset[str]] = frozenset({"name", "description", "strict"})
@@ -20,7 +20,7 @@ class NamedSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """What an answer is held to, as OpenAI's API writes it."""
+    """The required form of an answer in OpenAI's API."""
 
     type: Literal["json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -35,14 +35,14 @@ class ResponseFormat(Fields):
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar that it stands for."""
+        """The grammar of the form."""
         return Grammar(self.json_schema.schema_ if self.json_schema else {"type": "object"})
 
 
 class StructuredOutputs(Fields):
-    """The same as vLLM's API writes it: one of its fields."""
+    """The required form of an answer in vLLM's API; exactly one field is given."""
 
-    # "json" and "regex" are methods of pydantic's own.
+    # pydantic has a method "json", so this field has another name.
     json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
     regex: Text | None = None
     json_object: Literal[True] | None = None
@@ -55,7 +55,7 @@ class StructuredOutputs(Fields):
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar that it stands for."""
+        """The grammar of the form."""
         if self.regex is not None:
             return Grammar(regex=self.regex)
         return Grammar(self.json_ if self.json_ is not None else {"type": "object"})

@@ -1,4 +1,4 @@
-"""The turns of a conversation and the tools of OpenAI's chat requests."""
+"""The messages and tools of OpenAI's chat requests."""
 
 import json
 from typing import Annotated, Any, ClassVar, Literal
@@ -93,10 +93,10 @@ class NamedTool(Fields):
 
 
 class Message(Fields):
-    """A turn of a conversation; "developer" is OpenAI's later name of the system.
+    """A message of a conversation; the role "developer" is OpenAI's newer name of "system".
 
-    `name`, of who speaks, is for the chat template to read; `reasoning_content` is what an answer
-    of this server had under that name, and `tool_calls` too.
+    The chat template reads `name`, the speaker's name; `reasoning_content` and `tool_calls` repeat
+    those of an earlier answer.
     """
 
     labels: ClassVar[frozenset[str]] = frozenset({"cache_control"})
@@ -144,5 +144,5 @@ class Message(Fields):
 
     @property
     def turn(self) -> dict[str, Any]:
-        """The turn as chat templates read it."""
+        """The message in the format of chat templates."""
         return self.model_dump(exclude_none=True)

@@ -192,7 +192,7 @@ class BaseRequest(Fields):
 
     @property
     def form(self) -> tuple[str, Grammar] | None:
-        """What the answer is held to, after the field that says so; None for nothing."""
+        """The field that constrains the answer's form, and its grammar; None for neither."""
         for name in ("response_format", "structured_outputs"):
             if (held := getattr(self, name)) is not None:
                 return name, held.grammar
@@ -214,15 +214,15 @@ class ChatRequest(BaseRequest):
 
     Attributes:
       messages: the conversation so far.
-      max_completion_tokens: the later name of `max_tokens`.
-      logprobs: tell the log-probability of every new token.
-      top_logprobs: number of likeliest other tokens whose log-probabilities are told too.
+      max_completion_tokens: the newer name of `max_tokens`.
+      logprobs: whether to return the log-probability of every new token.
+      top_logprobs: number of likeliest tokens whose log-probabilities are returned too.
       chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": false}`.
         Not OpenAI's.
       tools: tools that the answer may call.
-      tool_choice: "auto" lets the target choose, "none" tells it of no tools, "required" and the
-        name of a tool make it call one.
-      parallel_tool_calls: whether an answer tells more than one call.
+      tool_choice: "auto" lets the target choose, "none" hides the tools, "required" makes the
+        target call one of the tools, and a tool's name makes it call that tool.
+      parallel_tool_calls: whether an answer may hold more than one call.
     """
 
     prompt_field = "messages"
@@ -300,7 +300,7 @@ class ChatRequest(BaseRequest):
 
     @property
     def required(self) -> list[Tool]:
-        """The tools one of which the answer must call; none where it need not."""
+        """The tools of which the answer must call one; empty if it need not call any."""
         choice = self.tool_choice
         if isinstance(choice, NamedTool):
             return [tool for tool in self.tools if tool.function.name == choice.function.name]
@@ -324,10 +324,11 @@ class CompletionRequest(BaseRequest):
     """`/v1/completions`.
 
     Attributes:
-      prompt: a text, or a list of token ids, or several of either.
-      max_tokens: 16 by default, as in OpenAI's API.
-      echo: begin each answer with its prompt.
-      logprobs: tell the log-probability of every new token, and of so many others.
+      prompt: a text, a list of token ids, or a list of several of either.
+      max_tokens: limit on new tokens; 16 by default, as in OpenAI's API.
+      echo: whether each answer begins with its prompt.
+      logprobs: number of likeliest tokens whose log-probabilities are returned for every new token,
+        beside its own.
     """
 
     prompt_field = "prompt"

@@ -1,4 +1,4 @@
-"""The page to talk with the target, as one document, and the policy that browsers hold it to."""
+"""The chat page as one HTML document, and its Content-Security-Policy."""
 
 import base64
 import hashlib
@@ -10,12 +10,12 @@ _PART = re.compile(r'<link rel="stylesheet" href="([\w.]+)">|<script src="([\w.]
 
 
 class Page(NamedTuple):
-    """The page.
+    """The chat page.
 
     Attributes:
-      document: its HTML, with style and scripts inside.
-      policy: its Content-Security-Policy: nothing is loaded from elsewhere or sent there, and no
-        style and no script runs but those of the document, which the policy names by their digests.
+      document: the HTML with inline style and scripts.
+      policy: the Content-Security-Policy, which forbids connections to other hosts and allows only
+        the document's own style and scripts, by their digests.
     """
 
     document: str
@@ -23,7 +23,7 @@ class Page(NamedTuple):
 
 
 def read_page() -> Page:
-    """The page, put together from the files of `web`."""
+    """The page, assembled from the files in `web`."""
     folder = files("redrafter_jax.serving") / "web"
     digests: dict[str, list[str]] = {"style": [], "script": []}
 

@@ -1,4 +1,4 @@
-"""The reasoning before an answer, told from the answer while both are decided."""
+"""Incremental separation of reasoning and answer."""
 
 from collections.abc import Sequence
 
@@ -8,39 +8,39 @@ from redrafter_jax.text.chat_template import THINKING
 from redrafter_jax.text.tokenizer import overlap
 
 _OPENS, _CLOSES = THINKING
-# Tokens of a prompt whose text ends with the mark, if it does.
+# Number of the prompt's last tokens to search for the opening mark.
 _TAIL = 16
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether the template has opened the reasoning, so that the target goes on within it."""
+    """Whether the prompt ends with the opening mark, so that the target begins with reasoning."""
     tail = tokenizer.decode(list(prompt[-_TAIL:]), skip_special_tokens=False)
     return tail.rstrip().endswith(_OPENS)
 
 
 class ReasoningSplit:
-    """Text in, reasoning and answer out, without the marks between them and the spaces there.
+    """Splits text into reasoning and answer, without the marks and the white space around them.
 
-    Reasoning comes first or not at all: a mark within an answer is text like any other.
+    Reasoning can only come first: a mark within an answer is ordinary text.
 
     Args:
       opened: whether the text begins within the reasoning.
 
     Attributes:
-      reasons: whether what comes is reasoning, as far as is known.
-      tokens: number of tokens of the reasoning so far, marks included.
+      reasons: whether the current text is reasoning, as far as is known.
+      tokens: number of tokens of the reasoning so far, including the marks.
     """
 
     def __init__(self, opened: bool) -> None:
         self.reasons = opened
         self.tokens = 0
-        self._undecided = not opened  # whether it begins with the mark
-        self._trims = True  # spaces after a mark
+        self._undecided = not opened  # whether the text may still begin with the mark
+        self._trims = True  # whether to remove white space after a mark
         self._held = ""
-        self._new = 0  # tokens that are not counted yet
+        self._new = 0  # number of tokens that are not counted yet
 
     def push(self, text: str) -> tuple[str, str]:
-        """The parts of reasoning and of the answer that the text of one token adds."""
+        """The reasoning and the answer that the text of one token adds."""
         self._new += 1
         reasoned, pair = self.reasons, self._take(text)
         if not self._undecided:
@@ -49,7 +49,7 @@ class ReasoningSplit:
         return pair
 
     def finish(self) -> tuple[str, str]:
-        """The parts of reasoning and of the answer that were held back."""
+        """The reasoning and the answer that were held back."""
         held, self._held = self._held, ""
         return (held, "") if self.reasons else ("", held)
 
@@ -72,7 +72,7 @@ class ReasoningSplit:
             reasoning = self._trim(before).rstrip()
             self.reasons, self._trims = False, True
             return reasoning, self._trim(after)
-        # Spaces before the mark are none of the reasoning.
+        # Hold back white space, which is removed if the closing mark follows.
         shown = text[: len(text) - overlap(text, _CLOSES)].rstrip()
         self._held = text[len(shown) :]
         return self._trim(shown), ""

@@ -1,4 +1,4 @@
-"""The call of a tool that an answer is held to."""
+"""The grammar of an answer that must call a tool."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,19 +7,19 @@ from redrafter_jax.config import Grammar
 from redrafter_jax.serving.openai_messages import Tool
 from redrafter_jax.text.tool_styles import STYLES
 
-# One object, without a mark: whatever the style in which the target calls tools unasked.
+# A required call is one object without a mark, whatever the target's own style is.
 CALL_STYLE = STYLES["llama3"]
 
 
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
-    """The grammar of an answer that is one call of one of the tools, and nothing else."""
+    """The grammar of an answer that is exactly one call of one of the tools."""
     calls = [_call_schema(tool, f"anyOf/{place}/") for place, tool in enumerate(tools)]
     return Grammar({"anyOf": calls})
 
 
 def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
-    """The schema of a call, for that place in a larger one."""
-    # Without a schema any object will do; a schema that names no type allows more than objects.
+    """The schema of a call; `place` is its JSON pointer in the whole schema."""
+    # Without a schema any object is allowed; a schema without a type would allow other values too.
     parameters = {"type": "object"} | (tool.function.parameters or {})
     return {
         "type": "object",
@@ -33,7 +33,7 @@ def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """A part of a schema whose own references, from `#` on, are now from `root` on."""
+    """A schema with its references, which begin with `#`, moved below `root`."""
     if isinstance(schema, list):
         return [_moved(one, root) for one in schema]
     if not isinstance(schema, dict):

@@ -18,8 +18,8 @@ from redrafter_jax.serving.service import ServedModel, Service
 from redrafter_jax.serving.worker import Worker
 from redrafter_jax.text.grammars import GrammarCompiler
 
-# Seconds for requests that are not whole when the server ends to become so, and after the last
-# answers are cut off, for their clients to read that.
+# Seconds that incomplete requests get to arrive when the server ends, and that clients get to read
+# the end of answers that were cut off.
 _GRACE = 2.0
 # Seconds that an idle connection stays open.
 _KEEP_ALIVE = 75
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to.
+    """A listening socket.
 
     Raises:
       InputError: the address cannot be used.
@@ -61,18 +61,18 @@ def make_service(
 
 
 class Server(uvicorn.Server):
-    """All parts around an engine, which warms up when this runs; ends by letting answers end first.
+    """The HTTP server over an engine; finishes running answers before it ends.
 
     Args:
-      engine: the engine that decodes.
-      model: the model that it serves.
+      engine: the engine, which warms up when the server runs.
+      model: the served model.
       limits: limits on requests.
-      host: the address that it will listen on; on the loopback it answers to no other name.
-      api_key: the key that requests must bear; None lets all pass.
-      log_prompts: whether the log tells what was asked.
+      host: the address to listen on; on a loopback address only loopback names are accepted.
+      api_key: the key that requests must send; None for no key.
+      log_prompts: whether prompts are logged.
 
     Attributes:
-      failed: whether it ends because the engine has failed.
+      failed: whether the server ends because the engine has failed.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._guard,
-                http="h11",  # which bounds the size of headers; httptools does not
+                http="h11",  # it limits the size of headers, unlike httptools
                 lifespan="on",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Longer than proxies keep their connections: one that they use again is open.
+                # Longer than proxies keep connections, so that a reused connection is still open.
                 timeout_keep_alive=_KEEP_ALIVE,
             )
         )
@@ -116,14 +116,14 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_GRACE)
             for task in self.server_state.tasks:
                 task.cancel()
-            for connection in list(self.server_state.connections):  # of those who do not read
+            for connection in list(self.server_state.connections):  # of clients that do not read
                 connection.transport.abort()
 
         _log.info("Shutting down: no new requests; running answers have %g s.", self._drain_seconds)
         self._guard.end(min(_GRACE, self._drain_seconds))
         cutting = asyncio.ensure_future(cut_off())
         await super().shutdown(sockets)
-        if self.force_exit:  # of a second Ctrl-C, which leaves the application's own end out
+        if self.force_exit:  # a second Ctrl-C skips the application's shutdown
             await self._worker.close()
         cutting.cancel()
         _log.info("Ended.")

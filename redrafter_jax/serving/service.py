@@ -1,4 +1,4 @@
-"""The parts of a server that answer requests, as routes and jobs share them."""
+"""The parts of a server that routes and jobs share."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,10 +17,10 @@ class ServedModel(NamedTuple):
 
     Attributes:
       name: the name that clients give.
-      fingerprint: digest of all that decides a text besides the request.
+      fingerprint: digest of everything besides the request that decides the text.
       format: how conversations become tokens, and what ends an answer.
-      context_length: tokens that a prompt and its answer may come to.
-      tools: how its answers call tools; None where that is not known.
+      context_length: limit on the tokens of a prompt and its answer.
+      tools: the format of tool calls in answers; None if it is unknown.
     """
 
     name: str
@@ -31,16 +31,16 @@ class ServedModel(NamedTuple):
 
 
 class Service(NamedTuple):
-    """A server's parts.
+    """The parts of a server.
 
     Attributes:
       worker: the thread that decodes.
-      model: the model that it serves.
+      model: the served model.
       limits: limits on requests.
-      spell: the spelling of a token within a text.
-      metrics: its counters.
-      grammars: what makes grammars over the model's tokens.
-      draft_depth: drafted tokens that one target call may accept; 0 where nothing is drafted.
+      spell: the function from a token id to its spelling within a text.
+      metrics: the server's metrics.
+      grammars: the compiler of grammars for the model's tokens.
+      draft_depth: largest number of drafted tokens that a target call can accept; 0 without drafts.
     """
 
     worker: Worker

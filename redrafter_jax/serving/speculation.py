@@ -1,8 +1,8 @@
-"""How well an answer was drafted, as vLLM names it in its answers.
+"""Counts of drafted and accepted tokens of an answer, in vLLM's format.
 
-The object is that of `--per-request-spec-decode-metrics summary`
-(https://github.com/vllm-project/vllm/pull/48915), so that what reads vLLM's reads this one. A draft
-is a tree here: all of its nodes are drafted tokens, and the histogram counts how deep it was right.
+The JSON object is that of `--per-request-spec-decode-metrics summary`
+(https://github.com/vllm-project/vllm/pull/48915), so programs that read vLLM's can read it. Here a
+draft is a tree: all of its nodes are drafted tokens, and the histogram is over accepted depths.
 """
 
 from collections import Counter
@@ -17,9 +17,9 @@ class Speculation:
     """Sums over target calls that had a draft to verify.
 
     Attributes:
-      drafted: by drafter, nodes that it proposed.
-      accepted: by drafter, how many of its tokens were accepted.
-      calls: by the number of drafted tokens that were accepted, the calls that accepted so many.
+      drafted: number of proposed nodes by drafter.
+      accepted: number of accepted tokens by drafter.
+      calls: number of target calls by how many drafted tokens they accepted.
     """
 
     drafted: Counter[str] = field(default_factory=Counter)
@@ -27,7 +27,7 @@ class Speculation:
     calls: Counter[int] = field(default_factory=Counter)
 
     def add(self, event: Event, last_call: int) -> None:
-        """Count the calls of an event up to one of them, that one whole."""
+        """Add the target calls of an event up to `last_call`, inclusive."""
         own = [one for one in event.decided if one.origin and one.call <= last_call]
         self.accepted.update(one.origin for one in own if one.origin)
         accepted = Counter(one.call for one in own)
@@ -37,16 +37,16 @@ class Speculation:
                 self.calls[accepted[draft.call]] += 1
 
     def include(self, other: "Speculation") -> None:
-        """Count what another answer counted."""
+        """Add the counts of another answer."""
         self.drafted.update(other.drafted)
         self.accepted.update(other.accepted)
         self.calls.update(other.calls)
 
     def body(self, depth: int) -> dict[str, Any] | None:
-        """The JSON object; None where nothing can be drafted.
+        """The JSON object; None if the server drafts nothing.
 
         Args:
-          depth: drafted tokens that one call may accept.
+          depth: largest number of drafted tokens that a call can accept.
         """
         if not depth:
             return None

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt is in tokens, and back."""
+"""The routes `/tokenize` and `/detokenize`, as in vLLM."""
 
 import asyncio
 from typing import Annotated, Any, ClassVar
@@ -19,13 +19,13 @@ class TokenizeRequest(Fields):
     """`/tokenize`.
 
     Attributes:
-      model: the name that /v1/models gives; it may be left out.
-      messages: a conversation, which is written as for `/v1/chat/completions`.
-      tools: tools, as there.
-      chat_template_kwargs: arguments of the chat template, as there.
-      prompt: in place of a conversation a text, which is read as by `/v1/completions`.
-      add_special_tokens: whether a text gets the tokenizer's own special tokens.
-      return_token_strs: tell the vocabulary's entry of each token too.
+      model: name of the model in /v1/models; optional.
+      messages: a conversation, tokenized as by `/v1/chat/completions`.
+      tools: tools, as for `/v1/chat/completions`.
+      chat_template_kwargs: arguments of the chat template, as for `/v1/chat/completions`.
+      prompt: a text instead of a conversation, tokenized as by `/v1/completions`.
+      add_special_tokens: whether the tokenizer adds its special tokens to a text.
+      return_token_strs: whether to return the vocabulary entry of each token too.
     """
 
     off: ClassVar[Values] = {
@@ -53,7 +53,7 @@ class DetokenizeRequest(Fields):
     """`/detokenize`.
 
     Attributes:
-      model: the name that /v1/models gives; it may be left out.
+      model: name of the model in /v1/models; optional.
       tokens: token ids.
     """
 
@@ -84,8 +84,8 @@ def token_routes(service: Service) -> APIRouter:
             if token >= 2**32 or tokenizer.id_to_token(token) is None:
                 raise ApiError(
                     400,
-                    f"{token} is no token of {service.model.name}, which has "
-                    f"{tokenizer.get_vocab_size()}; leave it out.",
+                    f"{token} is not a token id of {service.model.name}, which has "
+                    f"{tokenizer.get_vocab_size()} tokens; leave it out.",
                     field="tokens",
                 )
         text = await asyncio.to_thread(tokenizer.decode, request.tokens, skip_special_tokens=False)

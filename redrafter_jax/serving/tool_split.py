@@ -1,4 +1,4 @@
-"""The calls of tools in an answer, told from its text while both are decided."""
+"""Incremental separation of tool calls and text in an answer."""
 
 import json
 import re
@@ -13,17 +13,17 @@ from redrafter_jax.text.tokenizer import overlap
 from redrafter_jax.text.tool_styles import ARGUMENTS_MARK, IDENTIFIER_MARK, ToolStyle
 
 _ARGUMENTS = ("arguments", "parameters")
-# Mistral's templates take identifiers of nine letters and digits alone.
+# Mistral's templates only accept identifiers of nine letters and digits.
 _ID_LENGTH, _ID_LETTERS = 9, string.ascii_letters + string.digits
 _NO_SPACE = re.compile(r"\S")
 
 
 def _beginning(mark: str) -> str:
-    """The pattern of what begins a mark: nothing, a part of it, or all."""
+    """The pattern of all prefixes of a mark, from the empty one to the whole mark."""
     return reduce(lambda rest, letter: f"(?:{re.escape(letter)}{rest})?", reversed(mark), "")
 
 
-# A name before an object, with the marks after it; no request can offer a longer one.
+# A name before an object, with the marks after it; names in requests are at most this long.
 _NAME = "[a-zA-Z0-9_.-]{1,64}"
 _ARGS, _ID = re.escape(ARGUMENTS_MARK), re.escape(IDENTIFIER_MARK) + _NAME
 _NAMED = re.compile(rf"({_NAME})(?:(?:{_ID})?{_ARGS})?(?={{)")
@@ -33,13 +33,13 @@ _BEGINS_NAMED = re.compile(
 
 
 class CallPiece(NamedTuple):
-    """What is added to one call.
+    """A piece of a tool call.
 
     Attributes:
-      number: which call of the answer it is, from 0 on.
+      number: index of the call in the answer, from 0.
       arguments: a piece of the arguments' JSON, as the target wrote it.
-      id: the call's identifier, with its first piece.
-      name: the tool's name, with its first piece.
+      id: the call's identifier, in its first piece only.
+      name: the tool's name, in its first piece only.
     """
 
     number: int
@@ -49,24 +49,24 @@ class CallPiece(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a piece of an answer adds: text, and pieces of calls."""
+    """The text and the pieces of calls that a part of an answer adds."""
 
     text: str
     calls: list[CallPiece]
 
 
 class ToolSplit:
-    """Text in, text and calls out, without the marks around calls and the spaces there.
+    """Splits an answer into text and tool calls, without marks and the white space around them.
 
-    What begins like a call and is none, or calls no tool that was offered, is text as it stands,
-    and a call may begin where it breaks. A stream tells a call as soon as its name is known; where
-    its JSON turns out to be broken, the call stays as far as it was told, and the rest is text.
-    The work is linear in the length of an answer, however it is cut into pieces.
+    Text that begins like a call but is not a call of an offered tool remains text; a new call may
+    begin where it breaks. In a stream, a call is returned as soon as its name is known; if its JSON
+    turns out to be broken, the returned pieces stay and the rest becomes text. The work is linear
+    in the length of an answer, however the answer is split into pieces.
 
     Args:
-      style: the way in which the target writes calls.
-      names: names of the tools that were offered.
-      streams: whether calls are told while they are written, or else when they are complete.
+      style: the format of tool calls.
+      names: names of the offered tools.
+      streams: whether calls are returned while they are written, or only when they are complete.
       single: whether calls after the first are left out.
 
     Attributes:
@@ -81,18 +81,18 @@ class ToolSplit:
         self._streams, self._single = streams, single
         self._state: Literal["text", "before", "call", "after"] = "text"
         self._starts = style.bare  # whether a call without the mark may begin here
-        self._held: list[str] = []  # what may turn out to be no text, before the object
-        self._rest = ""  # what cannot be decided before more has come; not longer than marks
-        self._name = ""  # before the object, where the style has it there
+        self._held: list[str] = []  # text before the object that may belong to a call
+        self._rest = ""  # undecided text, at most as long as the marks
+        self._name = ""  # the tool's name, if the style writes it before the object
         self._object = JsonObject()
-        self._told = 0  # where in the object the told part of its arguments ends
-        self._begun = False  # whether the call is told in part
-        self._calls = 0  # begun so far
+        self._told = 0  # index in the object up to which arguments were returned
+        self._begun = False  # whether a piece of the call was returned
+        self._calls = 0  # number of calls so far
         self._text: list[str] = []
         self._pieces: list[CallPiece] = []
 
     def push(self, text: str) -> Parts:
-        """What the next characters add."""
+        """The text and the pieces of calls that the next characters add."""
         text, self._rest = self._rest + text, ""
         take = {
             "text": self._take_text,
@@ -108,7 +108,7 @@ class ToolSplit:
         return self._release()
 
     def finish(self) -> Parts:
-        """What was held back."""
+        """The text that was held back, when the answer has ended."""
         if self._state == "call":
             self._give_up()
         elif self._state != "after":
@@ -122,7 +122,7 @@ class ToolSplit:
         self._text, self._pieces = [], []
         return parts
 
-    # Each of these takes what it can from a place on, and tells up to where.
+    # Each of these methods reads `text` from index `at` on and returns the index after it.
 
     def _take_text(self, text: str, at: int) -> int:
         opens = self._style.opens
@@ -138,7 +138,7 @@ class ToolSplit:
         end = mark
         if mark < 0:
             end = len(text) - overlap(text[max(at, len(text) - len(opens)) :], opens)
-        # Spaces may stand before a mark.
+        # Hold back white space, which may precede a mark.
         shown = text[at:end].rstrip()
         if shown:
             self._text += [*self._held, shown]
@@ -173,7 +173,7 @@ class ToolSplit:
     def _take_call(self, text: str, at: int) -> int:
         end = self._object.push(text, at)
         if self._object.broken:
-            # What breaks the object may be the next mark, which JSON can have the beginning of.
+            # The object may be broken by the next mark, whose beginning may be valid JSON.
             back = overlap(text[max(at, end - len(self._style.opens)) : end], self._style.opens)
             return self._give_up(end - back, back)
         if not self._object.ended:
@@ -206,27 +206,27 @@ class ToolSplit:
         return at
 
     def _hold_spaces(self, text: str, at: int) -> int:
-        """Hold the spaces there; the place after them."""
+        """Hold back white space; returns the index after it."""
         found = _NO_SPACE.search(text, at)
         end = found.start() if found else len(text)
         self._held.append(text[at:end])
         return end
 
     def _wait(self, text: str, at: int) -> int:
-        """Leave what comes from there on until there is more."""
+        """Leave the text from an index on until more text has come."""
         self._rest = text[at:]
         return len(text)
 
     def _begin(self, at: int, name: str = "") -> int:
-        """An object begins there."""
+        """Begin an object at an index."""
         self._state, self._name = "call", name
         self._object, self._told, self._begun = JsonObject(), 0, False
         return at
 
     def _give_up(self, at: int = 0, back: int = 0) -> int:
-        """What is held is no call: as far as it is not told as one, it is text.
+        """Release the held text, which is not a call, except for pieces that were returned as one.
 
-        The last characters of the object, `back` of them, are yet to be read again.
+        The last `back` characters of the object are read again.
         """
         if self._state == "call":
             end = self._object.length - back
@@ -238,7 +238,7 @@ class ToolSplit:
         return at
 
     def _tell(self) -> None:
-        """Tell what is new of the call's name and arguments, once both have begun."""
+        """Return the new part of a call's name and arguments, once both have begun."""
         begin, end = 0, self._object.length
         if not self._name:
             spans = (self._object.span(key) for key in _ARGUMENTS)
@@ -258,7 +258,7 @@ class ToolSplit:
             self._told = end
 
     def _is_call(self) -> bool:
-        """Whether the object, which is complete, is a call of a tool that was offered."""
+        """Whether the complete object is a call of an offered tool."""
         try:
             whole = json.loads(self._object.part(0, self._object.length))
         except (ValueError, RecursionError):

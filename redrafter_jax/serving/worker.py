@@ -1,4 +1,4 @@
-"""One thread that runs the engine, for requests that come from an asyncio loop."""
+"""The thread that runs the engine for requests from an asyncio event loop."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 
 
 class News(NamedTuple):
-    """What is decided of one of several requests that came together.
+    """An event of one of several requests that were submitted together.
 
     Attributes:
-      request: which of them it is, by its place.
-      event: from the engine.
-      cached: tokens of its prompt that a cache held already.
+      request: index of the request among those that were submitted together.
+      event: the engine's event.
+      cached: number of the prompt's tokens that were cached already.
     """
 
     request: int
@@ -33,8 +33,8 @@ class News(NamedTuple):
     cached: int
 
 
-# What is decided of requests that came together, after every step; an exception where nothing more
-# will come. What is not read is kept: a slow reader delays no step.
+# The events of requests that were submitted together, one list per step, or an exception if no more
+# will come. The queue has no size limit, so a slow reader delays no step.
 EventQueue = asyncio.Queue[list[News] | Exception]
 
 
@@ -43,13 +43,13 @@ class EngineFailedError(Exception):
 
 
 class _Asker(NamedTuple):
-    """Who waits for what is decided of a request.
+    """A running request and the queue for its events.
 
     Attributes:
-      event_queue: where it is told.
-      request: which of the requests that came together it is, by its place.
-      came: when it came, by the monotonic clock.
-      cached: as in `News`, once it has a slot.
+      event_queue: the queue for its events.
+      request: index of the request among those that were submitted together.
+      came: arrival time on the monotonic clock, in seconds.
+      cached: as in `News`, once the request has a slot.
     """
 
     event_queue: EventQueue
@@ -59,12 +59,13 @@ class _Asker(NamedTuple):
 
 
 class Worker:
-    """The thread that alone touches the engine; what others want of it is done between its steps.
+    """The only thread that uses the engine; calls from other threads run between steps.
 
     Args:
-      engine: that decodes; its `on_admission` is set.
-      on_failure: called in that thread when the engine has raised.
-      on_wait: called in that thread with the seconds from `submit` until a request got its slot.
+      engine: the engine that decodes; its `on_admission` is set.
+      on_failure: function that is called in the worker's thread when the engine has failed.
+      on_wait: function that is called in the worker's thread with the seconds from `submit` until a
+        request got its slot.
 
     Attributes:
       status: "ready" once the engine is warmed up.
@@ -96,19 +97,19 @@ class Worker:
         return self._engine.vocab_size
 
     def start(self) -> None:
-        """Begin with the engine's warm-up."""
+        """Start the thread, which begins with the engine's warm-up."""
         self._thread.start()
 
     async def submit(self, requests: Sequence[Request]) -> EventQueue:
-        """Let requests wait together, all of them or none.
+        """Submit requests to the engine, all of them or none.
 
         Returns:
-          What is decided of them, as it comes.
+          The queue of their events.
 
         Raises:
-          QueueFull: there is no room for all of them to wait.
-          InputError: one does not fit the engine.
-          EngineFailedError: there is no engine any more.
+          QueueFull: the engine's queue has no room for all of them.
+          InputError: a request does not fit the engine.
+          EngineFailedError: the engine has failed or was closed.
         """
         came = time.monotonic()  # the engine may be in the middle of a step
         event_queue = EventQueue()
@@ -137,12 +138,12 @@ class Worker:
         return event_queue
 
     def cancel(self, event_queue: EventQueue, index: int | None = None) -> None:
-        """Free the rows of requests that came together, or of one of them, before the next step."""
+        """Cancel requests that were submitted together, or one of them, before the next step."""
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._free(event_queue, index))
 
     async def close(self) -> None:
-        """End the thread after its step or compilation; who still waits gets an error."""
+        """End the thread after its step or compilation; unfinished requests get an error."""
         self._closing = True
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._end("closed"))

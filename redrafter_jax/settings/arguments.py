@@ -1,4 +1,4 @@
-"""The line of a command that is set by a file: `--config FILE key.path=value ...`."""
+"""Command-line arguments of the form `--config FILE key.path=value ...`."""
 
 import argparse
 import sys
@@ -26,19 +26,19 @@ def parse_settings(
 ) -> SettingsT:
     """Settings from `--config FILE key.path=value ...`.
 
-    `--print-config` prints the resolved whole and exits.
+    With `--print-config` the resolved settings are printed and the program exits.
 
     Args:
       model: the class of the settings.
       description: the command's description in its help.
-      arguments: its words; None for those that Python was started with.
-      command: its name in the help, where its program has several commands.
-      processes: whether several processes may run it as one job; they join here.
-      flags: settings by the options that are short for them.
-      config: the default of `--config`; None makes it required.
+      arguments: the command-line arguments; None for those of the Python process.
+      command: the command's name in the help, if its program has several commands.
+      processes: whether several processes may run the command as one job; if so, they join here.
+      flags: names of settings, by the options that are short for them.
+      config: the default of `--config`; None makes the option required.
 
     Raises:
-      InputError: the file cannot be read, or any value is not valid; all problems are listed.
+      InputError: the file cannot be read, or a value is not valid; all problems are listed.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = Parser(
@@ -74,7 +74,7 @@ def parse_settings(
 
 
 def _as_override(option: str, words: Sequence[str]) -> str:
-    """The sentence that refuses an unknown option; it spells the option as a setting."""
+    """The error sentence for an unknown option, which spells the option as a setting."""
     key, assigned, value = option.lstrip("-").partition("=")
     following = words[words.index(option) + 1 :]
     if not assigned:

@@ -1,6 +1,6 @@
-"""Settings from a YAML file with dotted overrides, validated; every problem told at once.
+"""Settings from a YAML file with dotted overrides, validated with all problems in one error.
 
-A section may be a pydantic model or one of the library's dataclasses. The library itself needs no
+A section is a pydantic model or one of the library's dataclasses. The library itself does not need
 pydantic.
 """
 
@@ -24,7 +24,7 @@ _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class Settings(pydantic.BaseModel):
-    """Base of all configuration models: unknown keys are errors, values never change."""
+    """Base of all configuration models: frozen, and unknown keys are errors."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,18 +33,19 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:
-    """Validate a YAML file with overrides such as `optimizer.learning_rate=3e-4` applied.
+    """Settings from a YAML file with overrides such as `optimizer.learning_rate=3e-4`.
 
-    A number leads into a list: `data.sources.0.weight=0.8`.
+    A number in an override's path is an index of a list: `data.sources.0.weight=0.8`.
 
     Raises:
-      InputError: the file cannot be read, or any value is not valid; all problems are listed.
+      InputError: the file cannot be read, or a value is not valid; all problems are listed.
     """
     values = _read_yaml(path)
     for override in overrides:
         _apply(values, override)
     try:
-        # Of JSON, strict, pydantic takes lists for tuples and strings for paths, but no true for 1.
+        # In strict mode pydantic still takes JSON's lists as tuples and strings as paths, but does
+        # not take true as 1.
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except pydantic.ValidationError as error:
         stated = f"{path} with {shlex.join(overrides)}" if overrides else path
@@ -53,7 +54,7 @@ def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] =
 
 
 def dump_settings(settings: Settings) -> str:
-    """The settings as YAML, every value resolved."""
+    """The settings as YAML, with every value resolved."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
@@ -64,14 +65,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except NotYamlError as error:
         raise InputError(f"{path} is not valid YAML: {error}.") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path} must hold `key: value` settings.")
+        raise InputError(f"{path} must hold settings of the form `key: value`.")
     return values
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     if not separator or not path:
-        raise InputError(f"Override {override!r} is not of the form key.path=value.")
+        raise InputError(f"Override {override!r} must have the form key.path=value.")
     try:
         value = parse_yaml(text)
     except NotYamlError:
@@ -84,8 +85,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
         holder[leaf if isinstance(holder, dict) else _index(leaf)] = value
     except (IndexError, TypeError, ValueError):
         raise InputError(
-            f"Override {override!r} leads into a value that is no section, or to an entry that a "
-            "list does not have; the first is 0."
+            f"Override {override!r} names a key inside a value that is not a section, or a list "
+            "entry that does not exist; give an existing path, where the first entry is 0."
         ) from None
 
 
@@ -96,7 +97,7 @@ def _index(index: str) -> int:
 
 
 def _describe(error: pydantic.ValidationError, model: Any) -> list[str]:
-    """A line for each problem; a section's last key that is like none lists all keys."""
+    """A line for each problem; the last unknown key of a section lists the section's keys."""
     lines, lists = [], {}
     for problem in error.errors():
         location = problem["loc"]
@@ -124,7 +125,7 @@ def _line(path: str, problem: Mapping[str, Any]) -> str:
         return f"{path} {is_not(value, needed)}{of_yaml}"
     if problem["type"] == "missing":
         return f"{path} is missing; give it"
-    # Of an inconsistent section the input is the whole section.
+    # For an inconsistent section the input is the whole section, which is too long to show.
     got = "" if isinstance(value, dict) else f" (got {value!r})"
     message = str(error) if error else problem["msg"]  # without pydantic's "Value error, "
     return (f"{path}: {message}" if path else message) + got
@@ -132,7 +133,7 @@ def _line(path: str, problem: Mapping[str, Any]) -> str:
 
 def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
     for part in location:
-        # A part of a list or a mapping: its index or key leads to what it holds.
+        # An index of a list or a key of a mapping leads to the type of the entries.
         if get_origin(section) in (list, tuple, dict):
             section = [one for one in get_args(section) if one is not Ellipsis][-1]
         else:

@@ -1,4 +1,4 @@
-"""The part of `--help` on a command's settings: their sections, defaults and documentation."""
+"""The part of `--help` that lists a command's settings with their defaults and documentation."""
 
 import dataclasses
 import inspect
@@ -16,7 +16,7 @@ _REQUIRED = object()
 
 
 def describe_settings(model: type[Settings]) -> str:
-    """Every setting under the path of its section; equal sections are listed once."""
+    """The list of all settings by section; equal sections are listed once."""
     return "\n\n".join(_sections(model, "settings", _defaults(model), []))
 
 
@@ -44,7 +44,7 @@ def _sections(
 
 
 def _stated(name: str, kind: Any, place: str, default: Any) -> str:
-    """A setting with its default as a file states it, or "(required)", and its choices."""
+    """A setting with its default in YAML, or "(required)", and its choices."""
     choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
     if default is _REQUIRED:
         return f"{name}{choices} (required)"
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _prose(kind: Any) -> Iterator[str]:
-    """The paragraphs of a section's documentation before its list of attributes."""
+    """The paragraphs of a section's docstring before its list of attributes."""
     for one in reversed(inspect.getmro(kind)):
         text = inspect.cleandoc(one.__dict__.get("__doc__") or "")
         states = issubclass(one, Settings) and inspect.get_annotations(one)
@@ -76,7 +76,7 @@ def _prose(kind: Any) -> Iterator[str]:
 
 
 def _inner(annotation: Any) -> tuple[Any, str]:
-    """The type of a field, or of what its lists and mappings hold, and what leads there."""
+    """The type of a field, or of its lists' and mappings' entries, and the path to the entries."""
     place = ""
     while True:
         annotation = main_type(annotation)
@@ -91,7 +91,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _defaults(kind: Any, given: Any = None) -> dict[str, Any]:
-    """Defaults of a section's settings; `given` is the section where a file may leave it out."""
+    """Defaults of a section's settings; those of `given` for a section that may be left out."""
     names = annotations_of(kind)
     if given is not None:
         return {name: getattr(given, name) for name in names}

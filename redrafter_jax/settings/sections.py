@@ -1,4 +1,4 @@
-"""Sections of settings; `SamplingSettings` is the library's own dataclass."""
+"""Sections of settings that several commands share."""
 
 import sys
 from abc import abstractmethod
@@ -24,7 +24,8 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
 
-# A target as large as can be, before the real one is known; many numbers divide its heads.
+# The largest possible target, for checks before the real one is known; many numbers divide its
+# number of heads.
 _ANY = TargetConfig(
     vocab_size=sys.maxsize,
     hidden_size=sys.maxsize,
@@ -39,12 +40,13 @@ _ANY = TargetConfig(
     tie_word_embeddings=True,
     eos_token_ids=(),
 )
-# Of "auto": a head to more tokens costs most of what drafting does, and gains hardly anything.
+# The value of "auto": a head over more tokens takes most of the drafting time and gains hardly
+# anything.
 _DRAFT_TOKENS = 16384
 
 
 class BuildableSettings(Settings):
-    """Settings that stand for one of the library's values, and are refused as it would be."""
+    """Settings that build one of the library's values, and are checked by building it."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "BuildableSettings":
@@ -56,7 +58,7 @@ class BuildableSettings(Settings):
         """The library's value.
 
         Raises:
-          InputError: the settings do not go together.
+          InputError: the settings contradict each other.
         """
 
 
@@ -68,7 +70,7 @@ def _refuse_adjustments(sampling: SamplingConfig) -> SamplingConfig:
     return sampling
 
 
-# Why texts part is judged by temperature and filters alone.
+# Differences between texts are judged by temperature and filters only, so adjustments are refused.
 SamplingSettings = Annotated[
     SamplingConfig,
     AfterValidator(SamplingConfig.refuse_idle_filters),
@@ -86,7 +88,7 @@ class MeshSettings(Settings):
         """The mesh; None for a single device, unless several processes are one job.
 
         Raises:
-          InputError: there are not as many devices, or a job of several processes has more.
+          InputError: there are too few devices, or a job of several processes leaves devices out.
         """
         if self.data == self.model == 1 and jax.process_count() == 1:
             return None
@@ -100,12 +102,12 @@ class MeshSettings(Settings):
 
 
 def _takers(name: str) -> list[Kind]:
-    """The kinds of drafters of which training may set this field."""
+    """The kinds of drafters that have this field as a training setting."""
     return [kind for kind in KINDS if kind.training and name in kind.training.settings]
 
 
 def _shape_fields() -> dict[str, Any]:
-    """Annotation and default of each field that training may set, as the first kind declares it."""
+    """Annotation and default of each training setting, from the first kind that declares it."""
     found: dict[str, Any] = {}
     for kind in KINDS:
         declared: dict[str, Any] = {one.name: one for one in fields(kind.config)}
@@ -116,7 +118,7 @@ def _shape_fields() -> dict[str, Any]:
 
 
 def _shape_docs() -> str:
-    """What the kinds say of these fields, as a docstring."""
+    """A docstring with the text of each field from every kind that has it."""
     lines = ["Fields of the kinds' configurations.", "", "Attributes:"]
     for name in _SHAPE:
         texts = (f"{kind.name}: {field_docs(kind.config)[name]}" for kind in _takers(name))
@@ -135,10 +137,10 @@ _KindFields: Any = create_model(
 
 
 class DrafterShape(_KindFields):
-    """Shape of a drafter: its `kind`, and what a target leaves open of it.
+    """Shape of a drafter: its `kind`, and the fields that the target does not determine.
 
-    A setting of another kind is refused. `draft_vocab_size` makes the head one to that many tokens;
-    None makes it one to all, "auto" to 16,384 of a target that has more.
+    Settings of other kinds are refused. `draft_vocab_size` is the number of tokens that the head
+    can draft: None for all of the target's, "auto" for 16,384 if the target has more.
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
@@ -155,7 +157,7 @@ class DrafterShape(_KindFields):
         return name
 
     def count_draft_tokens(self, vocab_size: int) -> int | None:
-        """Number of tokens that the head drafts for a vocabulary of this size; None for all."""
+        """Number of tokens that the head can draft from a vocabulary of this size; None for all."""
         if self.draft_vocab_size == "auto":
             return _DRAFT_TOKENS if vocab_size > _DRAFT_TOKENS else None
         return self.draft_vocab_size
@@ -166,7 +168,7 @@ class DrafterShape(_KindFields):
         rounds: int = 1,
         draft_tokens: tuple[int, ...] | None = None,
     ) -> HeadConfig:
-        """The library's configuration; by default for a target as large as can be."""
+        """The library's configuration; by default for the largest possible target."""
         kind = next(kind for kind in KINDS if kind.name == self.kind)
         training = TRAINING[self.kind]
         for name, (_, default) in _SHAPE.items():
@@ -189,13 +191,13 @@ class DrafterShape(_KindFields):
 
         Args:
           target: the target's configuration.
-          rounds: R, the tokens that it will draft at most.
-          draft_tokens: the tokens that can be drafted; None takes the first of as many as
-            `count_draft_tokens` says.
+          rounds: R, the largest number of tokens that the drafter will draft.
+          draft_tokens: ids of the tokens that can be drafted; None for the first
+            `count_draft_tokens` ids.
 
         Raises:
-          InputError: the target has not so many tokens, or not these layers, or a part of the
-            drafter does not go with one that is taken from the target.
+          InputError: the target has too few tokens or lacks these layers, or a field contradicts
+            one that is taken from the target.
         """
         count = self.count_draft_tokens(target.vocab_size)
         if count is not None and count > target.vocab_size:

@@ -1,1 +1,1 @@
-"""Tokenizers, chat templates, prompts, and text from tokens as they are decided."""
+"""Tokenizers, chat templates, prompts, grammars, and incremental detokenization."""

@@ -1,4 +1,4 @@
-"""Chat formats that are built in, as data: what stands around the turns of a conversation."""
+"""Built-in chat formats as data: the text around the turns of a conversation."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,18 +7,18 @@ from tokenizers import Tokenizer
 
 
 class ChatFormat(NamedTuple):
-    """A chat format; `{}` is where a turn's text stands.
+    """A chat format; `{}` is the place of a turn's text.
 
     Attributes:
-      user: the text around what the user says.
+      user: the text around a user turn.
       opening: the text that opens an answer.
       closing: the text that closes an answer.
-      tokens: tokens that the tokenizer must have; the last ends an answer.
-      system: the text around a system turn; with two places, around it and the first user turn.
-      begin: the text before the first turn; None where the tokenizer adds its own.
+      tokens: tokens that the tokenizer must have; the last one ends an answer.
+      system: the text around a system turn; with two `{}`, around it and the first user turn.
+      begin: the text before the first turn; None if the tokenizer adds its own special tokens.
       gap: the text between the opening and an answer, which the target writes itself.
-      strips: whether outer spaces of turns are left out.
-      default_system: the system turn where none is given.
+      strips: whether white space at the ends of turns is removed.
+      default_system: the system turn if none is given.
     """
 
     user: str
@@ -32,10 +32,10 @@ class ChatFormat(NamedTuple):
     default_system: str | None = None
 
     def render(self, turns: Sequence[dict[str, Any]], opens: bool) -> str:
-        """The conversation as text, with the opening of an answer behind it if asked for.
+        """The conversation as text, followed by the opening of an answer if `opens`.
 
         Raises:
-          ValueError: after an optional system turn, user and assistant do not take turns.
+          ValueError: after an optional system turn, user and assistant turns do not alternate.
         """
         system, rest, text = self.default_system, turns, self.begin or ""
         if turns and turns[0]["role"] == "system":
@@ -46,7 +46,7 @@ class ChatFormat(NamedTuple):
         for index, turn in enumerate(rest):
             due = ("user", "assistant")[index % 2]
             if turn["role"] != due:
-                raise ValueError(f"a turn is of {turn['role']!r} where one of {due!r} is due")
+                raise ValueError(f"a turn has the role {turn['role']!r}, but {due!r} is next")
             said = self._own(turn["content"])
             if due == "assistant":
                 text += f"{self.opening}{self.gap}{said}{self.closing}"
@@ -57,7 +57,7 @@ class ChatFormat(NamedTuple):
         return text + self.opening if opens else text
 
     def missing(self, tokenizer: Tokenizer) -> list[str]:
-        """Those of its tokens that a tokenizer lacks."""
+        """The required tokens that a tokenizer lacks."""
         return [token for token in self.tokens if tokenizer.token_to_id(token) is None]
 
     def _own(self, text: str) -> str:
@@ -99,7 +99,7 @@ FORMATS = {
         begin="<|begin_of_text|>",
         strips=True,
     ),
-    # Of v0.3 and later, whose tokenizers have tokens for it, and of v0.1 and v0.2.
+    # "mistral" is for v0.3 and later, whose tokenizers have [INST] tokens; below, v0.1 and v0.2.
     "mistral": ChatFormat(
         user="[INST] {}[/INST]",
         opening="",

@@ -1,4 +1,4 @@
-"""Conversations as text: the tokenizer's own chat template, a file's, or a built-in format."""
+"""Chat templates: the tokenizer's own, a Jinja file's, or a built-in format."""
 
 import difflib
 import inspect
@@ -15,38 +15,37 @@ from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.text.tokenizer import encode, special_tokens
 
 OWN, NONE = "tokenizer", "none"
-"""The tokenizer's own template, and texts as they stand, where templates are chosen by name."""
+"""Names that choose the tokenizer's own template, and no template."""
 
 Turn = dict[str, Any]
-"""`role` and `content` at least; what else a turn states is for the chat template to read."""
+"""A mapping with `role` and `content`; the chat template may read further keys."""
 
 THINKING = ("<think>", "</think>")
-"""Between which a target that reasons writes its reasoning."""
+"""The marks around the reasoning of a target that reasons."""
 
-# An answer of this text is found again where a template writes it.
+# An answer that is easy to find in the text that a template writes.
 _ANSWER = "WhatTheAssistantSays"
 
 
 class NoTemplateError(InputError):
-    """A tokenizer without a chat template: a base model's."""
+    """A tokenizer has no chat template, as with base models."""
 
 
 class ChatTemplate(NamedTuple):
-    """A way of writing conversations; `NO_TEMPLATE` continues texts as they stand.
+    """A chat template; `NO_TEMPLATE` continues texts as they stand.
 
     Attributes:
-      name: its name in messages, which clients of a server read too: no path.
-      render: a function of turns, whether the opening of an answer follows them, and arguments by
-        name, that returns text; it may raise any error for turns that it does not take.
-      adds_special_tokens: whether the tokenizer adds its own, because the text spells none.
-      end: the token that ends an answer, as text; None where nothing states one.
-      gap: what stands between the opening of an answer and its text: decoded with the answer, but
-        written by the template when a later turn follows.
-      reads: names of the arguments that it may read.
-      thinks: whether it knows reasoning, between the marks of `THINKING`.
-      tools: whether it writes tools, calls of them and their results.
-      call_style: the name in `tool_styles.STYLES` of the way in which answers call them; None for
-        another one.
+      name: the template's name in error messages; not a path, because clients of a server see it.
+      render: a function of the turns, of whether the opening of an answer follows them, and of
+        keyword arguments, that returns text; it may raise any error for turns that it refuses.
+      adds_special_tokens: whether the tokenizer adds special tokens, because the text has none.
+      end: the token that ends an answer, as text; None if it is unknown.
+      gap: text between the opening of an answer and the answer: the target writes it in an answer,
+        and the template writes it in earlier turns.
+      reads: names of the arguments that the template may read.
+      thinks: whether the template handles reasoning between the marks of `THINKING`.
+      tools: whether the template writes tools, tool calls and their results.
+      call_style: name in `tool_styles.STYLES` of the format of tool calls; None for another format.
     """
 
     name: str
@@ -60,7 +59,7 @@ class ChatTemplate(NamedTuple):
     call_style: str | None = None
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that it does not read."""
+        """Refuse arguments that the template does not read."""
         for name in arguments:
             if name in self.reads:
                 continue
@@ -71,12 +70,12 @@ class ChatTemplate(NamedTuple):
             )
 
 
-# Where texts are continued as they stand: the last turn is the text.
+# Continues a text as it stands; the text is the last turn.
 NO_TEMPLATE = ChatTemplate(NONE, lambda turns, _: turns[-1]["content"], True)
 
 
 def user_turn(text: str) -> Turn:
-    """A turn of the user."""
+    """A user turn."""
     return {"role": "user", "content": text}
 
 
@@ -86,20 +85,20 @@ def find_template(
     setting: str,
     arguments: Mapping[str, Any] | None = None,
 ) -> ChatTemplate:
-    """The template of that name.
+    """The chat template that a name chooses.
 
     Args:
-      name: "tokenizer" for its own, the name of a built-in (see `chat_formats`), a file of Jinja,
-        or "none" for texts as they stand; None is the tokenizer's own where it brings one, else
-        "none".
-      files: the target's files, whose tokenizer the template is for.
-      setting: the words in front of a template's name where the user chooses it, for messages.
+      name: "tokenizer" for the tokenizer's own template, the name of a built-in (see
+        `chat_formats`), the path of a Jinja file, or "none" for texts as they stand; None for the
+        tokenizer's own if it has one, else "none".
+      files: the target's files, with the tokenizer that the template is for.
+      setting: the option or setting of the template, as it precedes the name in error messages.
       arguments: arguments of the template, such as `{"enable_thinking": False}`.
 
     Raises:
       NoTemplateError: the tokenizer has no template.
-      InputError: it cannot be loaded, needs tokens that the tokenizer lacks, or does not read an
-        argument.
+      InputError: the template cannot be loaded, needs tokens that the tokenizer lacks, or does not
+        read an argument.
     """
     template = _named_template(name, files, setting)
     given = dict(arguments or {})
@@ -107,8 +106,8 @@ def find_template(
         return template
     if template is NO_TEMPLATE:
         raise InputError(
-            f"{next(iter(given))!r:.80} is an argument of a chat template, and texts are continued "
-            "as they stand here; leave it out."
+            f"{next(iter(given))!r:.80} is an argument of a chat template, but texts are continued "
+            "without one; leave it out."
         )
     template.check_arguments(given)
 
@@ -123,25 +122,25 @@ def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatT
         return NO_TEMPLATE
     if name in (None, OWN) and files.template is not None:
         return template_of(files.transformers_tokenizer)
-    from redrafter_jax.text.chat_formats import FORMATS  # for a tokenizer without a template
+    from redrafter_jax.text.chat_formats import FORMATS  # only for tokenizers without a template
 
     if name in FORMATS:
         form = FORMATS[name]
         if missing := form.missing(files.tokenizer):
             raise InputError(
-                f"{setting}{name} is written with {missing[0]!r}, but the tokenizer of "
-                f"{files.name} has no such token; use a template of its own."
+                f"{setting}{name} needs the token {missing[0]!r}, but the tokenizer of "
+                f"{files.name} has no such token; give another template."
             )
         adds, end = form.begin is None, form.tokens[-1]
         return ChatTemplate(name, form.render, adds, end=end, gap=form.gap)
     if name in (None, OWN):
-        # Gemma's tokenizers have `</s>` too, as a tag of HTML.
+        # Look at special tokens alone: Gemma's tokenizers have `</s>` too, as an HTML tag.
         special = set(special_tokens(files.tokenizer).values())
         fitting = [name for name, form in FORMATS.items() if special.issuperset(form.tokens)]
         beside = "" if is_gguf(files.path) else "save one beside it as chat_template.jinja, or "
         built_in = f", or a built-in by {setting}{' or '.join(fitting)}" if fitting else ""
         raise NoTemplateError(
-            f"The tokenizer of {files.name} has no chat template; {beside}give a file of one by "
+            f"The tokenizer of {files.name} has no chat template; {beside}give a file with "
             f"{setting}FILE{built_in}."
         )
     if not Path(name).is_file():
@@ -155,24 +154,24 @@ def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatT
 def template_of(
     loaded: Any, source: str | None = None, name: str = "the target's tokenizer"
 ) -> ChatTemplate:
-    """A chat template in Jinja.
+    """The chat template of a Jinja source.
 
     Args:
-      loaded: transformers' tokenizer, which renders it.
-      source: the template; None takes the tokenizer's own.
-      name: its name in messages.
+      loaded: transformers' tokenizer, which renders the template.
+      source: the Jinja source; None for the tokenizer's own template.
+      name: the template's name in error messages.
 
     Raises:
-      InputError: it is no template.
+      InputError: the source is not a valid template.
     """
-    # With transformers, which is loaded by now.
+    # transformers, which is loaded by now, has imported it already.
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
         jinja: str = loaded.get_chat_template() if source is None else source
-    except ValueError as error:  # of several templates none is the default
+    except ValueError as error:  # there are several templates and none is the default
         raise InputError(
-            f"The chat template of {name} cannot be told: {' '.join(str(error).split())}"
+            f"The chat template of {name} cannot be chosen: {' '.join(str(error).split())}"
         ) from None
 
     def render(turns: list[Turn], opens: bool, **arguments: Any) -> str:
@@ -186,16 +185,16 @@ def template_of(
         render([user_turn("Hi")], True)
     except TemplateSyntaxError as error:
         raise InputError(
-            f"The chat template of {name} is no valid Jinja at line {error.lineno}: "
+            f"The chat template of {name} is not valid Jinja at line {error.lineno}: "
             f"{' '.join(str(error.message).split()).rstrip('.')}."
         ) from None
-    except Exception:  # a template is a program of its own, which need not take this turn
+    except Exception:  # a template is a program and may refuse this turn
         pass
-    # Special tokens are no part of an answer's text, so that nothing is between them there.
+    # Decoded answers leave special tokens out, so reasoning between them could not be found.
     unseen = special_tokens(loaded.backend_tokenizer).values()
     from redrafter_jax.text.tool_styles import style_of
 
-    # What is handed to the template anyway.
+    # Variables that transformers always gives to the template.
     own = {"messages", "raise_exception", *inspect.signature(loaded.apply_chat_template).parameters}
     return ChatTemplate(
         name,
@@ -216,14 +215,14 @@ def encode_turns(
     arguments: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """The tokens of a conversation and of the opening of the answer that is asked for.
+    """Token ids of a conversation, followed by the opening of an answer.
 
     Args:
-      template: how conversations are written.
-      tokenizer: the target's.
-      turns: turns of the conversation.
-      arguments: arguments of the template, for these turns alone.
-      tools: tools that the answer may call, in the form of OpenAI's API.
+      template: the chat template.
+      tokenizer: the target's tokenizer.
+      turns: the turns of the conversation.
+      arguments: arguments of the template for this call.
+      tools: tools that the answer may call, in the format of OpenAI's API.
 
     Raises:
       InputError: the template refuses the turns, or does not read an argument.
@@ -233,7 +232,7 @@ def encode_turns(
     try:
         text = template.render(list(turns), True, **(arguments or {}), **given)
         text.encode()
-    except Exception as error:  # a template is a program of its own
+    except Exception as error:  # a template is a program and may raise anything
         raise InputError(
             f"The chat template of {template.name} refuses the turns: "
             f"{' '.join(str(error).split())}"
@@ -242,14 +241,14 @@ def encode_turns(
 
 
 class PromptFormat(NamedTuple):
-    """The way from questions to tokens, and what ends an answer.
+    """How prompts become tokens, and what ends an answer.
 
     Attributes:
-      tokenizer: the target's.
-      template: how turns become text.
-      opening: the turns that come before the user's first: the system's, if there is one.
-      stop_tokens: tokens that end a continuation.
-      stop_strings: texts that end one too.
+      tokenizer: the target's tokenizer.
+      template: the chat template.
+      opening: the turns before the first user turn: the system turn, if there is one.
+      stop_tokens: ids of the tokens that end a continuation.
+      stop_strings: strings that end a continuation.
     """
 
     tokenizer: Tokenizer
@@ -264,21 +263,21 @@ class PromptFormat(NamedTuple):
         arguments: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """The tokens of a conversation; see `encode_turns`."""
+        """Token ids of a conversation; see `encode_turns`."""
         return encode_turns(self.template, self.tokenizer, turns, arguments, tools)
 
     def encode_text(self, text: str) -> list[int]:
-        """The tokens of a conversation's first message, or of a prompt."""
+        """Token ids of a conversation's first message, or of a prompt."""
         return self.encode([*self.opening, user_turn(text)])
 
 
 def answer_text(tokenizer: Tokenizer, answer: Sequence[int], stop_tokens: Sequence[int]) -> str:
-    """An answer as the history of later turns keeps it: up to its end, without outer spaces.
+    """The text of an answer for the history of later turns, stripped of outer white space.
 
     Args:
-      tokenizer: the target's.
-      answer: new tokens.
-      stop_tokens: the first of them in the answer ends it.
+      tokenizer: the target's tokenizer.
+      answer: token ids of the answer.
+      stop_tokens: ids of the tokens that end an answer; the text ends before the first of them.
     """
     end = next((at for at, token in enumerate(answer) if token in stop_tokens), len(answer))
     return tokenizer.decode(list(answer[:end])).strip()
@@ -290,17 +289,17 @@ def end_tokens(
     eos_token_ids: Sequence[int],
     conversations: Iterable[Sequence[Turn]],
 ) -> tuple[int, ...]:
-    """The tokens that end an answer: the target's, the tokenizer's and the template's own.
+    """Ids of the tokens that end an answer, from the target, the tokenizer and the template.
 
-    The template's is the added token that it closes an answer with, special or not: a target whose
-    config.json does not count it among its end tokens would go on with a turn of the user.
+    The template's is the added token, special or not, with which it closes an answer: a target
+    whose config.json does not list this token among its end tokens would go on with a user turn.
 
     Args:
-      template: how conversations are written.
-      tokenizer: the target's.
-      eos_token_ids: tokens that end the target's texts.
-      conversations: conversations in which an answer is due; the first that the template writes
-        shows how it closes one.
+      template: the chat template.
+      tokenizer: the target's tokenizer.
+      eos_token_ids: ids of the tokens that end the target's texts.
+      conversations: conversations that end with a user turn; the first that the template can format
+        shows how it closes an answer.
     """
     own = None if template.end is None else tokenizer.token_to_id(template.end)
     found = (_closing_token(template, tokenizer, turns) for turns in conversations)
@@ -311,15 +310,15 @@ def end_tokens(
 def _closing_token(
     template: ChatTemplate, tokenizer: Tokenizer, turns: Sequence[Turn]
 ) -> list[int] | None:
-    """The first added token after the answer, if there is one; None where no answer is seen."""
+    """The first added token after an answer, if any; None if no answer can be formatted."""
     try:
         text = template.render([*turns, {"role": "assistant", "content": _ANSWER}], False)
-    except Exception:  # a template is a program of its own
+    except Exception:  # a template is a program and may raise anything
         return None
     _, found, closing = text.rpartition(_ANSWER)
     if not found:
         return None
     added = tokenizer.get_added_tokens_decoder()
     ids = tokenizer.encode(closing, add_special_tokens=False).ids
-    # Runs of newlines are added tokens too, of Gemma's tokenizers.
+    # Gemma's tokenizers have runs of newlines as added tokens, which end no answer.
     return [token for token in ids if token in added and added[token].content.strip()][:1]

@@ -1,4 +1,4 @@
-"""Grammars over a tokenizer: which tokens may come next, by llguidance."""
+"""Grammars over a tokenizer with llguidance: the tokens that may come next."""
 
 import json
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from tokenizers import Tokenizer
 from redrafter_jax.config import Grammar
 from redrafter_jax.errors import InputError
 
-# JSON as `json.dumps` writes it, on one line: where any white space may come, a small model may
-# write nothing else any more.
+# JSON on one line, as `json.dumps` writes it: if white space is allowed anywhere, a small model may
+# write white space forever.
 _JSON_STYLE: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# Compiled grammars that are kept: a large schema takes a second, and applications send the same
-# few with all of their requests.
+# Number of compiled grammars to keep: compiling a large schema takes a second, and applications
+# send the same few schemas with all requests.
 _KEPT = 16
 
 
 class GrammarCompiler:
-    """Makes grammars over one tokenizer, which is prepared once; the latest ones are kept.
+    """Compiles grammars for one tokenizer and keeps the most recently used ones.
 
     Args:
-      tokenizer: the target's.
+      tokenizer: the target's tokenizer.
       vocab_size: V of the target.
-      end_tokens: tokens that end a text.
+      end_tokens: ids of the tokens that end a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
@@ -40,11 +40,11 @@ class GrammarCompiler:
         self._kept = lru_cache(_KEPT)(self._compile)
 
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
-        """The grammar over the tokenizer's tokens.
+        """The grammar, compiled for the tokenizer.
 
         Raises:
-          InputError: a keyword of the schema is not supported, or the grammar cannot be read; or
-            llguidance is not installed, or does not know the tokenizer.
+          InputError: a keyword of the schema is not supported, the grammar cannot be read,
+            llguidance is not installed, or llguidance cannot read the tokenizer.
         """
         if grammar.json_schema is None:
             return self._kept("regex", grammar.regex or "")
@@ -53,10 +53,10 @@ class GrammarCompiler:
         except RecursionError:
             raise InputError("json_schema is nested too deeply; give a flatter one.") from None
         except TypeError as error:
-            raise InputError(f"json_schema is no JSON: {_in_short(str(error))}") from None
+            raise InputError(f"json_schema is not JSON: {_in_short(str(error))}") from None
 
     def _compile(self, name: str, stated: str) -> "CompiledGrammar":
-        """The grammar of a JSON Schema or a regular expression, as its text."""
+        """The compiled grammar; `stated` is the text of a JSON Schema or a regular expression."""
         tokenizer = self._prepared
         from llguidance import LLMatcher
 
@@ -64,7 +64,7 @@ class GrammarCompiler:
             source = LLMatcher.grammar_from_json_schema(stated, overrides=_JSON_STYLE)
         else:
             source = LLMatcher.grammar_from_regex(stated)
-        # It logs to stderr unless it is told not to.
+        # By default llguidance logs to stderr.
         matcher = LLMatcher(tokenizer, source, log_level=0)
         if matcher.is_error():
             raise InputError(f"{name} cannot be used: {_in_short(matcher.get_error())}")
@@ -81,7 +81,7 @@ class GrammarCompiler:
             ) from None
         if not self._end_tokens:
             raise InputError(
-                "A grammar needs a token that ends the text, and there is none; give eos_token_ids."
+                "A grammar needs an end token, and the target has none; give eos_token_ids."
             )
         plain = Tokenizer.from_str(self._tokenizer.to_str())
         plain.no_padding()
@@ -97,10 +97,10 @@ class GrammarCompiler:
 
 
 class CompiledGrammar:
-    """A grammar, and the state before a text; from `GrammarCompiler.compile`.
+    """A grammar for one tokenizer, from `GrammarCompiler.compile`.
 
     Attributes:
-      end_tokens: tokens that end a text.
+      end_tokens: ids of the tokens that end a text.
       vocab_size: V of the target.
     """
 
@@ -110,15 +110,16 @@ class CompiledGrammar:
         self._matcher = matcher
 
     def begin(self) -> "Matcher":
-        """The state before a text's first token."""
+        """The grammar's state before the first token of a text."""
         words = -(-self.vocab_size // 32)
         return Matcher(self._matcher.deep_copy(), self.end_tokens, words)
 
 
 class Matcher:
-    """The state of a grammar after the new tokens of a text.
+    """The state of a grammar after the tokens of a text.
 
-    A mask is words of 32 tokens each, the lowest bit first; a set bit allows its token.
+    A mask is an int32 array in which each word holds 32 tokens, lowest bit first; a set bit allows
+    its token.
     """
 
     def __init__(self, matcher: Any, end_tokens: frozenset[int], words: int) -> None:
@@ -129,29 +130,29 @@ class Matcher:
 
     @property
     def failed(self) -> str | None:
-        """Why nothing more can be told; None while all is well."""
+        """The error that ended matching; None while there is none."""
         return _in_short(self._matcher.get_error()) if self._matcher.is_error() else None
 
     @property
     def mask(self) -> Int[np.ndarray, " words"]:
-        """The tokens that may come next."""
+        """The mask of the tokens that may come next."""
         if self._mask is None:
             self._mask = self._mask_after(self._matcher)
         return self._mask
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens as far as there is no choice, `most` at most."""
+        """The next tokens that have no alternative, at most `most`."""
         return self._matcher.compute_ff_tokens()[:most]
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Int[np.ndarray, "N words"]:
-        """The tokens that may come after each node of a tree whose root is the text's last token.
+        """Masks of the tokens after each node of a tree whose root is the text's last token.
 
-        After a token that may not come, one that ends the text, and a padding node, which is -1,
-        anything may.
+        All tokens are allowed after a node that the grammar forbids, after an end token, and after
+        a padding node, whose token is -1.
         """
         out = np.full((len(tokens), self._words), -1, np.int32)
         out[0] = self.mask
-        # A state for each node that may come: where one fails, the text's own goes on.
+        # Each allowed node has its own copy of the state, so that errors leave the text's state.
         states = {0: self._matcher}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             if not node or token < 0 or token in self._end_tokens or parent not in states:
@@ -163,7 +164,7 @@ class Matcher:
         return out
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take in tokens that are decided."""
+        """Advance the state by tokens that are decided."""
         for token in tokens:
             if token in self._end_tokens:
                 return
@@ -179,6 +180,6 @@ class Matcher:
 
 
 def _in_short(message: str) -> str:
-    """The first line of an error, as the end of a sentence."""
+    """The first line of an error message, as the end of a sentence."""
     first = next((line.strip() for line in message.splitlines() if line.strip()), "unknown error")
     return first.rstrip(".")[:300] + "."

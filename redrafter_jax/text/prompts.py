@@ -1,11 +1,11 @@
-"""Prompts from JSON lines, checked row by row, and what a target is asked with them.
+"""Reads prompts from JSON lines, checks them row by row, and tokenizes them.
 
 A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`:
-`{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`, what a user says in turn.
-`question_id` and `category` may accompany a prompt too; other keys are ignored.
+`{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`, where `turns` are the user's
+messages. `question_id` and `category` may accompany a prompt too; other keys are ignored.
 
-A later turn is asked behind the turns before it and the target's own answers to them, as in
-Spec-Bench and MT-bench.
+A later turn follows the turns before it and the target's answers to them, as in Spec-Bench and
+MT-bench.
 """
 
 import json
@@ -31,18 +31,18 @@ from redrafter_jax.text.chat_template import (
 from redrafter_jax.text.tokenizer import require_text
 
 Turns = Literal[1, "all"]
-"""Which turns of a prompt are asked: the first alone, or each in turn."""
+"""Which turns of a prompt are asked: only the first, or all."""
 
 
 class Prompt(NamedTuple):
     """One row of a prompt file.
 
     Attributes:
-      name: its `question_id`, or its line number where it has none.
-      turns: the user's words, one turn or more; a `prompt` is a single turn.
-      category: its category; None where the row states none.
-      place: file and line, for messages.
-      number: number of its row in the file, from 0.
+      name: the row's `question_id`, or its line number if it has none.
+      turns: the user's messages, at least one; a `prompt` is a single turn.
+      category: the row's category; None if it has none.
+      place: file and line, for error messages.
+      number: index of the row in the file, from 0.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Prompt(NamedTuple):
 
 
 class EncodedPrompts(NamedTuple):
-    """The questions of prompts as rows of tokens: first turns, then second ones, and so on.
+    """Tokenized prompts, one row per turn: all first turns, then all second turns, and so on.
 
     Attributes:
       prompts: the prompt of each row, in the order of the file within a turn.
-      turns: the number of the turn that each row asks, from 1.
-      rows: the tokens of each, up to where the answer begins.
-      template: the name of the chat template, "none" for texts as they stand.
-      stop_tokens: tokens that end an answer.
+      turns: the number of each row's turn, from 1.
+      rows: token ids of each row, up to the beginning of the answer.
+      template: the name of the chat template; "none" for texts as they stand.
+      stop_tokens: ids of the tokens that end an answer.
     """
 
     prompts: list[Prompt]
@@ -76,14 +76,14 @@ class EncodedPrompts(NamedTuple):
 
 
 class PromptEncoding(NamedTuple):
-    """The way a target is asked.
+    """How prompts are tokenized for a target.
 
     Attributes:
       template: the chat template, from `find_template`.
-      tokenizer: the target's.
-      eos_token_ids: the target's.
-      max_new_tokens: new tokens that must fit behind each prompt.
-      positions: positions the target has.
+      tokenizer: the target's tokenizer.
+      eos_token_ids: ids of the target's end tokens.
+      max_new_tokens: number of new tokens that must fit after each prompt.
+      positions: number of positions of the target.
     """
 
     template: ChatTemplate
@@ -97,18 +97,18 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
     """The first `count` prompts of a JSONL file, or all of them.
 
     Args:
-      path: the file.
+      path: path of the file.
       count: number of prompts; None for all.
-      turns: the turns of each prompt that are kept; all are checked.
+      turns: the turns of each prompt to keep; all turns are checked.
 
     Raises:
       InputError: the file cannot be read, a row is malformed (the message names its line), or
         there are fewer than `count` rows.
     """
-    # Not splitlines: JSON strings may hold separators that it would split at.
+    # Not splitlines, which would split at separators that JSON strings may hold.
     lines = read_text(path).removesuffix("\n").split("\n")
     if lines == [""]:
-        raise InputError(f'{path} is empty; give a row such as {{"prompt": "..."}} a line.')
+        raise InputError(f'{path} is empty; give one row per line, such as {{"prompt": "..."}}.')
     prompts = [
         _parse_row(line, number, f"{path}, line {number + 1}") for number, line in enumerate(lines)
     ]
@@ -122,26 +122,26 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
 
 
 def rows_decoded(prompts: Sequence[Prompt]) -> list[int]:
-    """How many rows are decoded together: those of each turn in turn, then all of them."""
+    """Numbers of rows that are decoded together: those of each turn, then those of all turns."""
     turns = Counter(turn for prompt in prompts for turn, _ in enumerate(prompt.turns))
     return [*turns.values(), turns.total()]
 
 
 def encode_prompts(encoding: PromptEncoding, prompts: Sequence[Prompt]) -> EncodedPrompts:
-    """The first turn of every prompt in the template, never cut, and what ends its answer.
+    """The first turn of every prompt, tokenized with the template and never truncated.
 
-    Without a template special tokens are those that the tokenizer itself adds.
+    Without a template, the tokenizer adds its own special tokens.
 
     Raises:
-      InputError: the template refuses a prompt, a prompt leaves no room for `max_new_tokens` or
-        has no tokens, or it has several turns and there is no template to write them in.
+      InputError: the template refuses a prompt, a prompt leaves no room for `max_new_tokens`, a
+        prompt has no tokens, or a prompt has several turns and there is no template.
     """
     for prompt in prompts:
         if encoding.template is NO_TEMPLATE and len(prompt.turns) > 1:
             raise InputError(
                 f"{prompt.place}: the question has {len(prompt.turns)} turns, and without a chat "
                 "template only one can be asked; give a chat template, or turns=1 for the first "
-                "turn alone."
+                "turn only."
             )
     conversations = [[user_turn(prompt.text)] for prompt in prompts]
     stops = end_tokens(encoding.template, encoding.tokenizer, encoding.eos_token_ids, conversations)
@@ -153,13 +153,14 @@ def encode_later_turns(
     asked: EncodedPrompts,
     answer: Callable[[EncodedPrompts], Sequence[Sequence[int]]],
 ) -> EncodedPrompts:
-    """The same and all later turns of its prompts, each behind the answers to those before.
+    """The first turns followed by all later turns, each after the answers to the turns before it.
 
     Args:
       encoding: the encoding of the first turns.
       asked: the first turns, from `encode_prompts`.
-      answer: a function of questions that returns the new tokens of each row, ended by a stop token
-        or not; called once per turn but the last, with the prompts that have another turn.
+      answer: a function of tokenized prompts that returns each row's new tokens, with or without a
+        stop token at the end; called once per turn except the last, with the prompts that have
+        another turn.
 
     Raises:
       InputError: as in `encode_prompts`.
@@ -190,21 +191,24 @@ def encode_later_turns(
 def tokenize_to_length(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, first: int, length: int
 ) -> list[int]:
-    """Real text of exactly `length` tokens: prompts joined in their order, then cut.
+    """Token ids of exactly `length` tokens of real text: prompts joined in order, then truncated.
 
-    It begins with prompt `first` of the file, and after the last one the file begins again.
+    The text begins with prompt `first` and wraps around after the last prompt.
 
     Raises:
       InputError: the tokenizer makes no tokens of the prompts.
     """
     counts = [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
     if sum(counts) == 0:
-        raise InputError(f"{prompts[0].place} and on: the tokenizer makes no tokens of any prompt.")
+        raise InputError(
+            f"{prompts[0].place} and later: the tokenizer makes no tokens of any prompt; give "
+            "prompts with text."
+        )
     text, most, tokens = "", 0, []
     for index in islice(cycle(range(len(prompts))), first, None):
         text += prompts[index].text
         most += counts[index]
-        # The joint text may have fewer tokens than its parts, so only now is it worth a look.
+        # The joined text may have fewer tokens than its parts, so it is tokenized only now.
         if most >= length:
             tokens = tokenizer.encode(text).ids
         if len(tokens) >= length:
@@ -218,7 +222,7 @@ def _encode_turn(
     conversations: Sequence[Sequence[Turn]],
     stop_tokens: tuple[int, ...],
 ) -> EncodedPrompts:
-    """The last turn of each conversation, behind what comes before it.
+    """The last turn of each conversation, after the turns before it.
 
     Raises:
       InputError: as in `encode_prompts`.
@@ -228,7 +232,7 @@ def _encode_turn(
         place = prompt.place if number == 1 else f"{prompt.place}, turn {number}"
         tokens = encode_turns(encoding.template, encoding.tokenizer, turns)
         if not tokens:
-            raise InputError(f"{place}: the tokenizer makes no tokens of the prompt.")
+            raise InputError(f"{place}: the tokenizer makes no tokens of the prompt; change it.")
         room = encoding.positions - len(tokens)
         if encoding.max_new_tokens > room:
             lower = f"lower max_new_tokens to {room} or " if room > 0 else ""
@@ -262,7 +266,7 @@ def _parse_row(line: str, number: int, place: str) -> Prompt:
 def _turns(row: dict[str, Any], place: str) -> tuple[str, ...]:
     if ("prompt" in row) == ("turns" in row):
         given = "both" if "prompt" in row else "neither"
-        _refuse(place, f"the row must hold either 'prompt' or 'turns' and holds {given}")
+        _refuse(place, f"the row holds {given} of 'prompt' and 'turns'; it must hold one of them")
     turns = [row["prompt"]] if "prompt" in row else row["turns"]
     if not isinstance(turns, list) or not turns:
         _refuse(place, f"'turns' is {turns!r}; it must be a list of at least one string")

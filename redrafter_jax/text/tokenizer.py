@@ -1,4 +1,4 @@
-"""Text into tokens, and tokens into text, while they come."""
+"""Tokenization of text, and incremental detokenization."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from redrafter_jax.errors import InputError
 
 
 def require_text(text: str, name: str) -> None:
-    """Refuse lone surrogates, which no tokenizer takes; the sentence calls the text by `name`.
+    """Refuse text with lone surrogates, which no tokenizer takes; the error names the text `name`.
 
-    JSON can spell them, and bytes of the command line that are not UTF-8 become them.
+    Lone surrogates come from JSON escapes and from command-line bytes that are not UTF-8.
     """
     try:
         text.encode()
@@ -23,18 +23,18 @@ def require_text(text: str, name: str) -> None:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The tokens of a text; other threads go on meanwhile, unlike with `Tokenizer.encode`."""
+    """Token ids of a text; unlike `Tokenizer.encode`, it does not block other threads."""
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """The spellings of the special tokens, by id."""
+    """Spellings of the special tokens by id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token: spelt.content for token, spelt in added.items() if spelt.special}
 
 
 def with_visible(tokenizer: Tokenizer, spellings: Sequence[str]) -> Tokenizer:
-    """The tokenizer, or a copy of it whose decoded texts hold these special tokens too."""
+    """The tokenizer, or a copy that shows the special tokens with these spellings in its texts."""
     if not set(spellings) & set(special_tokens(tokenizer).values()):
         return tokenizer
     stated = json.loads(tokenizer.to_str())
@@ -44,12 +44,12 @@ def with_visible(tokenizer: Tokenizer, spellings: Sequence[str]) -> Tokenizer:
 
 
 def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
-    """Strings that end a text: those that are special tokens, as tokens, and the others.
+    """Stop strings split into ids of special tokens and the remaining strings.
 
-    Decoded text leaves special tokens out, so that no stop string would meet them there.
+    Decoded text leaves special tokens out, so a stop string would never match them there.
 
     Raises:
-      InputError: a string holds a special token and more.
+      InputError: a string holds a special token and other text.
     """
     tokens, others = [], []
     special = special_tokens(tokenizer)
@@ -68,31 +68,32 @@ def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int
 
 
 Detokenize = Callable[[list[int]], str]
-"""From token ids to the text they spell, such as a tokenizer's `decode`."""
+"""A function from token ids to text, such as a tokenizer's `decode`."""
 
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
-# A character has four bytes at most: of more bytes that are undecodable the first stay so.
+# A character has at most four bytes, so only the last three undecodable bytes can become one.
 _MOST_PENDING = 3
-# Tokens of the prompt to begin with.
+# Number of the prompt's last tokens to decode with, at first.
 _CONTEXT = 16
 
 
 class TextStream:
-    """Tokens in, text out as soon as its characters are complete and no stop string begins there.
+    """Incremental detokenizer that releases text when its characters are complete.
 
-    The pieces together are the text that the tokens spell after the prompt, up to the stop string
-    that is completed first; how the text falls into tokens makes no difference.
+    Text that may begin a stop string is held back. All pieces together are the text of the tokens
+    after the prompt, up to the stop string that is completed first, however the text is split into
+    tokens.
 
-    Decoders with byte fallback (Llama 2, Mistral) decode a run of bytes as one: while its last
-    character is incomplete, the characters before it are undecodable too. They have been shown
-    when they were complete, and stay as they were; bytes that are no character at last become
-    replacement characters on their own.
+    Decoders with byte fallback (Llama 2, Mistral) decode a run of bytes as a whole: while its last
+    character is incomplete, the characters before it become undecodable too. Characters that were
+    released when they were complete stay as they were, and bytes that never form a character become
+    replacement characters.
 
-    Stop strings begin after the text of the first `min_tokens` tokens.
+    Stop strings are only looked for after the text of the first `min_tokens` tokens.
 
     Attributes:
       stopped: whether a stop string has ended the text.
-      follows_text: whether the prompt spells any text.
+      follows_text: whether the prompt has any text.
     """
 
     def __init__(
@@ -103,39 +104,39 @@ class TextStream:
         min_tokens: int = 0,
     ) -> None:
         self.stopped = False
-        self._waits = min_tokens  # tokens in whose text no stop string is looked for
+        self._waits = min_tokens  # number of tokens left before stop strings are looked for
         self._detokenize = detokenize
         self._stop_strings = stop_strings
         self._pending = ""  # text that may begin a stop string
-        # A tokenizer may spell a token differently at the start of a text, so it gets new tokens
-        # together with some before them. The text of the first `_base_count` is `_base`;
-        # `_shown` is what has been given out of the text of all.
+        # A tokenizer may spell a token differently at the start of a text, so new tokens are
+        # decoded together with some before them. `_base` is the text of the first `_base_count`
+        # tokens; `_shown` is the part of the text of all tokens that has been released.
         self._tokens = _context(detokenize, prompt)
         self._base_count = _complete_count(detokenize, self._tokens)
         self._base = self._shown = detokenize(self._tokens[: self._base_count])
-        # A character that begins in the prompt is undecodable there, and is not shown once more.
+        # Do not release the part of a character that the prompt already holds.
         text, _ = self._decode()
         self.follows_text = bool(text)
         self._shown += text[len(self._shown) :].rstrip(UNDECODABLE)
         self._in_prompt = text[len(self._shown) :]
 
     def push(self, token: int) -> str:
-        """The text that this token releases, maybe none."""
+        """The text that this token releases; it may be empty."""
         self._tokens.append(token)
         self._waits -= 1
         return self._release(self._advance())
 
     def finish(self) -> str:
-        """The text that was held back; bytes that are no character become replacement characters.
+        """The text that was held back; incomplete characters become replacement characters.
 
-        Once more it is "".
+        A second call returns "".
         """
         text = self._release(self._advance(final=True)) + self._pending
         self._pending = ""
         return text
 
     def _advance(self, *, final: bool = False) -> str:
-        """The next characters that are certain."""
+        """The next characters that later tokens cannot change."""
         text, broken = self._decode()
         certain = text if final else _certain(text)
         piece = certain[len(self._shown) :]
@@ -148,29 +149,29 @@ class TextStream:
         return piece
 
     def _decode(self) -> tuple[str, bool]:
-        """The text of all tokens, and whether new ones break the bytes that come before them."""
+        """The text of all tokens, and whether new tokens make earlier bytes undecodable."""
         text = self._detokenize(self._tokens)
         if text.startswith(self._shown):
             return text, False
         same = shared_length(text, self._base)
         if text[same:].startswith(UNDECODABLE):
             return self._base + self._detokenize(self._tokens[self._base_count :]), True
-        if self._base[same:].startswith(UNDECODABLE):  # of a prompt of broken characters
+        if self._base[same:].startswith(UNDECODABLE):  # the prompt ends in broken characters
             self._base = self._shown = text[:same]
             return text, False
         raise InputError(
-            f"detokenize changes {self._shown[-20:]!r} when further tokens follow; give one "
+            f"detokenize changes {self._shown[-20:]!r} when further tokens follow; give a function "
             "that does not clean up spaces, so that text can be shown before the next token."
         )
 
     def _rebase(self, text: str, broken: bool) -> None:
-        """Forget the tokens that later ones need not be decoded with."""
-        if text and text == self._base:  # special tokens, which spell nothing
+        """Forget the tokens that are not needed to decode later tokens."""
+        if text and text == self._base:  # the new tokens are special and have no text
             del self._tokens[self._base_count :]
             return
         new = self._tokens[self._base_count :]
         alone = self._detokenize(new)
-        # New tokens that begin within a character still need those before it.
+        # New tokens that begin within a character still need the tokens before them.
         if broken or (alone and not alone.startswith(UNDECODABLE)):
             self._tokens, text = new, alone
         self._base_count, self._base, self._shown = len(self._tokens), text, text
@@ -190,7 +191,7 @@ class TextStream:
 
 
 def _context(detokenize: Detokenize, prompt: Sequence[int]) -> list[int]:
-    """The last tokens of the prompt, enough to begin with some text and not within a character."""
+    """The prompt's last tokens, enough to have text that does not begin within a character."""
     length = _CONTEXT
     while length < len(prompt):
         text = detokenize(list(prompt[-length:]))
@@ -201,7 +202,7 @@ def _context(detokenize: Detokenize, prompt: Sequence[int]) -> list[int]:
 
 
 def _complete_count(detokenize: Detokenize, tokens: list[int]) -> int:
-    """The length of the longest beginning that ends on a complete character."""
+    """The length of the longest prefix of tokens that ends on a complete character."""
     fewest = max(0, len(tokens) - _MOST_PENDING)
     for count in range(len(tokens), fewest, -1):
         if not detokenize(tokens[:count]).endswith(UNDECODABLE):
@@ -215,12 +216,12 @@ def _certain(text: str) -> str:
 
 
 def shared_length[Item](one: Sequence[Item], other: Sequence[Item]) -> int:
-    """The length of the longest beginning that two texts, or two rows of tokens, share."""
+    """The length of the longest common prefix of two texts or two rows of tokens."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that begins the stop string."""
+    """The length of the longest suffix of the text that is a proper prefix of the stop string."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -1,4 +1,4 @@
-"""The ways in which targets write calls of tools, as data."""
+"""The formats in which targets write tool calls, as data."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,17 +9,17 @@ from redrafter_jax.text.tokenizer import with_visible
 
 
 class ToolStyle(NamedTuple):
-    """A way of writing calls; each call holds one JSON object.
+    """A format of tool calls; each call holds one JSON object.
 
     Attributes:
-      opens: the mark before a call, or before several.
+      opens: the mark before a call, or before several calls.
       closes: the mark after a call.
-      before: what may stand before the object, besides spaces.
-      after: what may stand after the object, besides spaces.
-      bare: whether an object at the start of an answer is a call without the mark.
-      repeats: whether further objects are calls without a mark of their own.
-      named: whether the name may stand before the object, which then holds the arguments alone.
-      signs: parts of a chat template, any of which tells that its target writes this style.
+      before: characters that may precede the object, besides white space.
+      after: characters that may follow the object, besides white space.
+      bare: whether an object at the start of an answer is a call even without the mark.
+      repeats: whether further objects after a call are calls without another mark.
+      named: whether the name may precede the object, which then holds only the arguments.
+      signs: strings in chat templates of targets that write this format; any of them suffices.
     """
 
     opens: str
@@ -33,10 +33,10 @@ class ToolStyle(NamedTuple):
 
 
 STYLES = {
-    # <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>, of Qwen 2.5, Qwen 3 and Hermes.
+    # Qwen 2.5, Qwen 3 and Hermes: <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>
     "hermes": ToolStyle("<tool_call>", "</tool_call>", signs=("<tool_call>",)),
-    # {"name": "f", "parameters": {}}, maybe after the mark and with more of them after semicolons,
-    # of Llama 3.1, 3.2 and 3.3.
+    # Llama 3.1, 3.2 and 3.3: {"name": "f", "parameters": {}}, with or without the mark, and further
+    # calls after semicolons.
     "llama3": ToolStyle(
         "<|python_tag|>",
         after=";,",
@@ -44,7 +44,7 @@ STYLES = {
         repeats=True,
         signs=("<|python_tag|>", "<|start_header_id|>"),
     ),
-    # [TOOL_CALLS][{"name": "f", "arguments": {}}], and since 2025 [TOOL_CALLS]f[ARGS]{}
+    # Mistral: [TOOL_CALLS][{"name": "f", "arguments": {}}], and since 2025 [TOOL_CALLS]f[ARGS]{}
     # or [TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}.
     "mistral": ToolStyle(
         "[TOOL_CALLS]",
@@ -56,15 +56,14 @@ STYLES = {
     ),
 }
 
-# What the style "mistral" may write between a name and the arguments, and before that an
-# identifier.
+# Marks of the style "mistral" before the arguments, and before a call's identifier.
 ARGUMENTS_MARK, IDENTIFIER_MARK = "[ARGS]", "[CALL_ID]"
-# Of templates whose calls are no JSON: Qwen 3 Coder's, for one.
+# Signs of templates whose calls are not JSON, such as Qwen 3 Coder's.
 _OTHER_SIGNS = ("<function=",)
 
 
 def style_of(jinja: str) -> str | None:
-    """The name of the style that a chat template asks for; None where it is none of them."""
+    """The name of the style that a chat template asks for; None if it is not in `STYLES`."""
     if any(sign in jinja for sign in _OTHER_SIGNS):
         return None
     found = (name for name, style in STYLES.items() if any(sign in jinja for sign in style.signs))
@@ -75,8 +74,8 @@ class ToolFormat(NamedTuple):
     """How a target's answers call tools.
 
     Attributes:
-      style: the way in which calls are written.
-      tokenizer: the target's, which spells the marks too where they are special tokens.
+      style: the format of tool calls.
+      tokenizer: the target's tokenizer, which also decodes marks that are special tokens.
     """
 
     style: ToolStyle
@@ -84,7 +83,7 @@ class ToolFormat(NamedTuple):
 
 
 def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
-    """The format of the style of that name, of `STYLES`, with a target's tokenizer."""
+    """The format with the style `name` of `STYLES` and a target's tokenizer."""
     style = STYLES[name]
     return ToolFormat(style, with_visible(tokenizer, _marks(style)))
 

@@ -1,4 +1,4 @@
-"""Prompts that are conversations or texts, and new tokens as texts, for callers in Python."""
+"""Prompts as conversations or texts in the Python API, and their detokenization."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from redrafter_jax.text.chat_template import end_tokens, template_of
 
 
 class Written(NamedTuple):
-    """Prompts as a tokenizer has written them.
+    """Tokenized prompts.
 
     Attributes:
-      prompts: conversations and texts as token ids, all else as given.
-      end_tokens: tokens that end an answer, as far as the tokenizer states them.
+      prompts: the prompts, with conversations and texts as token ids and all else as given.
+      end_tokens: ids of the tokens that end an answer.
       decode: the function from token ids to text.
     """
 
@@ -25,20 +25,20 @@ class Written(NamedTuple):
 
 
 def is_written(prompts: Any) -> bool:
-    """Whether prompts are a text or a conversation, or a list that holds one."""
+    """Whether prompts are a text or a conversation, or a list that holds at least one."""
     return _is_one(prompts) or (_is_list(prompts) and any(map(_is_one, prompts)))
 
 
 def read_written(prompts: Any, tokenizer: Any, config: TargetConfig) -> Written:
-    """Prompts as a tokenizer and its chat template write them, one conversation or text or many.
+    """Tokenize prompts with a tokenizer and its chat template.
 
     Args:
       prompts: prompts in the forms that `generate` takes.
-      tokenizer: the one of `load_tokenizer`, or another fast one of transformers.
-      config: the target's configuration; tokens beyond its vocabulary end no answer.
+      tokenizer: the tokenizer of `load_tokenizer`, or another fast tokenizer of transformers.
+      config: the target's configuration; end tokens outside its vocabulary are left out.
 
     Raises:
-      InputError: it is no such tokenizer, or its chat template refuses a conversation.
+      InputError: the tokenizer has the wrong type, or its chat template refuses a conversation.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
@@ -52,8 +52,8 @@ def read_written(prompts: Any, tokenizer: Any, config: TargetConfig) -> Written:
     if conversations:
         if tokenizer.chat_template is None:
             raise InputError(
-                "tokenizer has no chat template; set tokenizer.chat_template to one in Jinja, or "
-                "give texts or token ids."
+                "tokenizer has no chat template; set tokenizer.chat_template to a Jinja template, "
+                "or give texts or token ids."
             )
         ends = end_tokens(template_of(tokenizer), backend, ends, conversations)
     if written:
@@ -69,7 +69,7 @@ def _read(prompt: Any, tokenizer: Any) -> list[int]:
         return tokenizer.apply_chat_template(
             list(prompt), add_generation_prompt=True, return_dict=False
         )
-    except Exception as error:  # a template is a program of its own
+    except Exception as error:  # a template is a program and may raise anything
         raise InputError(
             f"The tokenizer's chat template refuses the turns: {' '.join(str(error).split())}"
         ) from None

@@ -81,7 +81,7 @@ def test_rows_end_before_a_stop_string(
     stop = decode(alone[0])[3:5]
     stops = ["--stop", stop, "--stop", os.fsdecode(b"\xff")]
     continue_all(*stops)
-    assert continue_all(*stops)[2] == f"{output} has the rows of all 5 prompts already.\n"
+    assert continue_all(*stops)[2] == f"{output} already has the rows of all 5 prompts.\n"
     for row, tokens in zip(rows(output), alone, strict=True):
         whole = decode(tokens)
         assert row["text"] == whole.partition(stop)[0]
@@ -99,7 +99,7 @@ def test_the_same_command_goes_on_after_the_rows_that_are_written(
     assert code == 0
     assert output.read_bytes() == whole
     assert told.splitlines()[0].startswith("4 of 5 prompts, ")
-    assert continue_all()[2] == f"{output} has the rows of all 5 prompts already.\n"
+    assert continue_all()[2] == f"{output} already has the rows of all 5 prompts.\n"
     # Other options that decide the text are noticed; others are not asked for.
     for more, changed in (
         (["--temperature", "0.5"], r"--temperature 1.0 (now 0.5)"),
@@ -112,7 +112,7 @@ def test_the_same_command_goes_on_after_the_rows_that_are_written(
             2,
             "",
             f"error: {output}, line 1 was decoded with {changed}; give another --output, or the "
-            "options that it was begun with.\n",
+            "options that the file was started with.\n",
         )
     assert continue_all("--beam-width", "2")[0] == 0
     assert output.read_bytes() == whole
@@ -132,7 +132,7 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         (["--seed", "3"], f"{output}, line 1 is not the row of "),
         (["--seed", str(2**31 - 4)], "for 5 prompts it must be from 0 to 2147483643."),
         (["--batch-size", "0"], "--batch-size: 0 is given; it must be greater than 0"),
-        (["--output", other, "--prompts", other], "other.jsonl, the file of --prompts;"),
+        (["--output", other, "--prompts", other], "other.jsonl, which is the file of --prompts;"),
         (["--prompts", other], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
         (
             ["--prompts", long, "--output", str(tmp_path / "new")],

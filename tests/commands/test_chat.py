@@ -85,7 +85,7 @@ def test_shown_is_who_proposed_each_token_and_the_text_stays(
     shown = "\n".join(answers)
     assert re.sub(r"\x1b\[\d+m", "", shown) == plain_answer(habitual_target, "abc")
     assert set(re.findall(r"\x1b\[(\d+)m", shown)) == {"36", "0"}
-    assert told[0].startswith("Colours tell who proposed a token: the target, ")
+    assert told[0].startswith("Colours show who proposed a token: the target, ")
     code, _, told = talk("abc\n", "--show")
     assert (code, len(told)) == (2, 1)
     assert "give --color always, or leave --show out." in told[0]
@@ -112,7 +112,8 @@ def test_commands_and_what_they_refuse_are_one_sentence_each(
         "The temperature is 0.",
         "error: /temperature takes a number such as 0.7, but 'hot' was given; it stays 0.",
         "error: /temperature is -1.0; it must be 0 or more; it stays 0.",
-        "error: /what is no command; /help lists them, and // begins a message with /.",
+        "error: /what is not a command; see /help, or begin the message with // if it starts with "
+        "/.",
         "error: /reset takes no value, but '1' was given; see /help.",
     ]
     listed = [line.split()[0] for line in told[5:] if line.startswith("/")]
@@ -152,7 +153,7 @@ def test_a_retry_answers_the_last_message_with_the_next_seed(
     assert first != again
     code, answers, told = talk("/retry\nabc\n/retry\ndef\n")
     assert (code, answers) == (0, [first, again, after])
-    assert told[0] == "error: No message was answered yet; /retry answers the last one again."
+    assert told[0] == "error: There is no answer to retry yet; send a message first."
     assert told[1] == "The seed is 4."
     _, answers, told = talk("/temperature 0\nabc\n/retry\n")
     assert answers[0] == answers[1]
@@ -176,8 +177,8 @@ def test_a_conversation_is_saved_and_overwrites_nothing_but_itself(
     assert [line for line in told if not line.startswith("The context")] == [
         f"Wrote {path}.",
         f"Wrote {path}.",
-        f"error: {other} exists; /save under another name.",
-        "error: /save takes the name of a file to write; see /help.",
+        f"error: {other} exists already; give /save another name.",
+        "error: /save needs the name of a file to write; see /help.",
         f"error: Cannot write {tmp_path}/no/a: No such file or directory.",
     ]
 
@@ -198,12 +199,12 @@ def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
     code, answers, told = talk("a" * 119 + "\nabc\n")
     assert (code, answers) == (0, [plain_answer(habitual_target, "abc")])
     assert told[0] == (
-        "error: With this message the conversation has 120 tokens, but only 120 fit, an answer "
-        "included; it was not sent. Shorten it, or begin anew with /reset."
+        "error: With this message the conversation has 120 tokens, but it and its answer must fit "
+        "into 120; the message was not sent. Shorten it, or start over with /reset."
     )
     for message, more, sentence in (
-        ("a" * 116, [], "The context of 120 tokens is full; /reset begins anew."),
-        ("abc", ["--max-new-tokens", "3"], "The answer ends at --max-new-tokens 3."),
+        ("a" * 116, [], "The context of 120 tokens is full; /reset starts over."),
+        ("abc", ["--max-new-tokens", "3"], "The answer was cut off at --max-new-tokens 3."),
     ):
         _, answers, told = talk(f"/temperature 0\n{message}\n", *more)
         assert (len(answers[0]), told[-1]) == (3, sentence)
@@ -213,7 +214,7 @@ def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
     assert answer[2] not in answer[:2]
     _, answers, told = talk("/temperature 0\nabc\n", *limit)
     assert answers == [answer[:2]]
-    assert not told[-1].startswith("The answer ends at")
+    assert not told[-1].startswith("The answer was cut off")
 
 
 def test_a_bad_argument_is_one_sentence_before_anything_is_compiled(

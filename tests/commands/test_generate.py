@@ -193,16 +193,16 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--system", "be brief"], "--system is for conversations, and the prompt is continued as"),
+        (["--system", "be brief"], "--system needs a chat template, but the prompt is continued a"),
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja, or give"),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
-        (["--chat", "--chat-template", "none"], "--chat-template none continues the prompt as it"),
-        (["--template-arguments", "{x: 1}"], "'x' is an argument of a chat template, and texts "),
+        (["--chat", "--chat-template", "none"], "A conversation needs a chat template, and --cha"),
+        (["--template-arguments", "{x: 1}"], "'x' is an argument of a chat template, but texts "),
         (["--template-arguments", "!!int ''"], "is given; it must be a mapping such as {enable"),
         (["--template-arguments", "[x]"], "is given; it must be a mapping such as {enable"),
         (["--template-arguments", "{x: 1, x: 2}"], "} (the key 'x' appears twice at line 1, col"),
         (["--chat-template", "vicunna"], "neither a file nor tokenizer nor a built-in (chatml, "),
-        (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to the 8 devices here."),
+        (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to 8, the number of"),
         (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),
         (["--temperature", "-1"], "--temperature is -1.0; it must be 0 or more"),
         (

@@ -72,13 +72,13 @@ def test_fewer_replicas_at_most_than_at_first_are_refused(run_redrafter: Any) ->
 def test_the_address_of_replicas_needs_a_port(run_redrafter: Any) -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
     code, _, err = run_redrafter(*WORDS, "--replicas", "2", "--port", "0")
-    assert (code, "--port is 0, but the endpoint of replicas needs a number" in err) == (2, True)
+    assert (code, "--port is 0, but replicas need a fixed port" in err) == (2, True)
 
 
 def test_a_parser_of_calls_without_a_template_that_writes_tools_is_refused() -> None:
     words = ["serve", "--target", str(ROOT / "configs" / "demo_target"), "--no-drafter"]
     arguments = read_arguments([*words, "--tool-parser", "hermes"])
-    with pytest.raises(InputError, match="of none writes no tools; leave it out"):
+    with pytest.raises(InputError, match="of none does not support tools; leave"):
         load_served(arguments)
 
 

@@ -51,7 +51,7 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call() -> None:
 def test_what_lookup_or_any_drafter_gains_is_not_the_heads() -> None:
     said = "a call takes 2.00 times as long as the baseline's; speed-up 1.50"
     by_lookup = result_of(3.0, recurrent=9, lookup=11)
-    words = " by prompt lookup, for which no head is needed (--no-drafter)"
+    words = " by prompt lookup, which needs no head (--no-drafter)"
     assert describe_cost(by_lookup, 2.0) == said + words
     assert describe_cost(result_of(3.0, lookup=20), 2.0) == said
     repeating = result_of(3.0, recurrent=20)
@@ -60,7 +60,7 @@ def test_what_lookup_or_any_drafter_gains_is_not_the_heads() -> None:
     assert describe_cost(repeating, 2.0) == said + words
     # A head of random weights, on a machine that slowed down.
     assert describe_cost(result_of(1.0, recurrent=0), 0.9).endswith(
-        "speed-up 1.11; nothing that was drafted was accepted"
+        "speed-up 1.11; no drafted token was accepted"
     )
 
 

@@ -51,10 +51,10 @@ def test_or_by_who_proposed_them() -> None:
     drafted = "\x1b[36mrecurrent\x1b[0m\x1b[33mlookup\x1b[0m\x1b[36mself:int4\x1b[0m"
     assert out.getvalue() == f"None{drafted}"
     assert screen.legend() == (
-        "Colours tell who proposed a token: the target, \x1b[36mthe drafter\x1b[0m, "
+        "Colours show who proposed a token: the target, \x1b[36mthe drafter\x1b[0m, "
         "\x1b[33mprompt lookup\x1b[0m."
     )
-    with pytest.raises(InputError, match=r"--show is in colours, .* give --color always"):
+    with pytest.raises(InputError, match=r"--show needs colours, .* give --color always"):
         screen_on(io.StringIO(), "auto", by_origin=True)
 
 
@@ -247,7 +247,7 @@ def test_what_is_pasted_on_a_terminal_is_one_message(typist: Callable[[], Typist
     assert "got" not in person.seen
     person.type(" four\r", until="got 'one\\ntwo\\n\\nthree four'")
     person.type("five\x1b\rsix\r", until="got 'five\\nsix'")
-    person.type("dropped\x03", until="Ctrl-D or /quit ends.")
+    person.type("dropped\x03", until="Ctrl-D or /quit ends the conversation.")
     person.type("kept\r", until="got 'kept'")
     person.type("\x04", until="ended", ready=False)
 

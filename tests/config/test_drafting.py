@@ -13,16 +13,16 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
 @pytest.mark.parametrize(
     ("config", "changes", "sentence"),
     [
-        (TreeConfig, {"candidates": 3}, "candidates is 3; a beam of beam_width=4 needs that many"),
+        (TreeConfig, {"candidates": 3}, "candidates is 3; it must be at least beam_width=4."),
         (
             TreeConfig,
             {"candidates": 6, "num_nodes": 8, "rerank": True},
-            "candidates is 6; rerank of 8 nodes needs 7 or more.",
+            "candidates is 6; rerank with 8 nodes needs at least 7.",
         ),
         (
             TreeConfig,
             {"final_beams_only": True, "rerank": True},
-            "final_beams_only is True beside rerank, which keeps nodes of no beam; leave one",
+            "final_beams_only is True together with rerank, which keeps nodes outside beams; leave",
         ),
         (TreeConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
         (
@@ -32,15 +32,15 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
         ),
         (TreeConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
         (TreeConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),
-        (TreeConfig, {"static_tree": ()}, "static_tree is empty; give paths, or True for those"),
-        (TreeConfig, {"static_tree": ((0,), (1, 0))}, "holds (1, 0) and not (1,), where it begin"),
-        (TreeConfig, {"static_tree": ((0,), (0,))}, "holds a path twice, or an empty one; take"),
-        (TreeConfig, {"static_tree": ((0,), (0, 4))}, "holds (0, 4); its ranks must be below bea"),
-        (TreeConfig, {"static_tree": ((-1,),)}, "holds (-1,); its ranks must be below beam_width"),
+        (TreeConfig, {"static_tree": ()}, "static_tree is empty; give paths, or True for the l"),
+        (TreeConfig, {"static_tree": ((0,), (1, 0))}, "holds (1, 0) without its parent (1,); add"),
+        (TreeConfig, {"static_tree": ((0,), (0,))}, "holds a path twice or an empty path; remo"),
+        (TreeConfig, {"static_tree": ((0,), (0, 4))}, "holds (0, 4); a path has at most draft_ro"),
+        (TreeConfig, {"static_tree": ((-1,),)}, "holds (-1,); a path has at most draft_rounds"),
         (
             TreeConfig,
             {"static_tree": ((0,),), "num_nodes": 2},
-            "gives the paths, which are the no",
+            "already sets the number of nodes;",
         ),
         (SamplingConfig, {"temperature": 1e-38}, "is 1e-38; it must be 0 for greedy decoding, or"),
         (SamplingConfig, {"temperature": 1e39}, "is 1e+39; it must be 0 for greedy decoding, or"),

@@ -158,7 +158,7 @@ def test_a_folder_of_another_model_is_told_what_drafters_state(tmp_path: Path) -
     save_drafter(random_drafter(SHAPES["recurrent"][0]), tmp_path)
     change_json(tmp_path / "config.json", model_type="bert")
     with pytest.raises(
-        InputError, match=r"'bert'; a trained head states .*, a model .* 'llama'"
+        InputError, match=r"'bert'; a trained head states .*, and a model .* 'llama'"
     ) as error:
         load_drafter(tmp_path)
     for kind in KINDS:

@@ -116,7 +116,7 @@ def test_shards_stay_shards_and_what_belongs_to_a_target_comes_along(
     )
     index = json.loads((tmp_path / "new" / index_name).read_text())
     assert f"a target of {len(weights)} weights, {index['metadata']['total_size']:,} bytes" in told
-    assert left_out == "Left out, for loading does not read them: lm_head.weight"
+    assert left_out == "Left out, because loading ignores them: lm_head.weight"
     assert (tmp_path / "new" / "tokenizer.json").read_text() == '{"a": 1}'
 
 
@@ -154,10 +154,10 @@ def test_ours_come_out_byte_for_byte_and_nothing_is_overwritten(
         assert (tmp_path / "new" / file).read_bytes() == (source / file).read_bytes()
     with pytest.raises(InputError, match="dtype 'int8' is not supported; use float32, bfloat16"):
         convert_folder(saved / "drafter", tmp_path / "other", "int8")
-    with pytest.raises(InputError, match="new exists already; name a folder that does not, or"):
+    with pytest.raises(InputError, match="new exists already; name a new folder, or"):
         convert_folder(saved / "target", tmp_path / "new")
     (tmp_path / "other.partial").mkdir()
-    with pytest.raises(InputError, match=r"other\.partial is there: another conversion is running"):
+    with pytest.raises(InputError, match=r"other\.partial exists: another conversion is running"):
         convert_folder(saved / "target", tmp_path / "other")
     assert (tmp_path / "other.partial").exists()
 
@@ -182,7 +182,7 @@ def test_a_folder_appears_whole_or_not_at_all(
         return told
 
     monkeypatch.setattr("redrafter_jax.files.convert.write_shard", write_to_a_faulty_disk)
-    with pytest.raises(InputError, match=r"does not load the same once it is written; .* faulty"):
+    with pytest.raises(InputError, match=r"differs after it was written; .* faulty"):
         convert_folder(saved / "drafter", tmp_path / "new")
     monkeypatch.undo()
 
@@ -204,10 +204,10 @@ def test_the_command_says_what_was_written_and_what_apples_code_does_not_know(
         f"{tmp_path}/new: a drafter of 8 weights, {size} bytes, BF16; it loads the same as "
         f"{tmp_path}/fewer, in bfloat16.",
         "Written: model.safetensors, config.json",
-        "Apple's code cannot load it: it does not know draft_tokens.",
+        "Apple's code cannot load it, as it lacks draft_tokens.",
     ]
-    with pytest.raises(InputError, match=r"with draft_tokens, which Apple's layout does not have"):
+    with pytest.raises(InputError, match=r"draft_tokens, which Apple's layout does not support"):
         convert_folder(source, tmp_path / "other", for_apple=True)
-    with pytest.raises(InputError, match="is a target; Apple's code loads"):
+    with pytest.raises(InputError, match="is a target, but Apple's code loads"):
         convert_folder(saved / "target", tmp_path / "other", for_apple=True)
     assert not (tmp_path / "other").exists()

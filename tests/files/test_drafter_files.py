@@ -156,7 +156,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"exit_dim": 6}, r"has shape .*5.*, its configuration asks for .*6.*\.$"),
+        ({"exit_dim": 6}, r"has shape .*5.*, but its configuration asks for .*6.*\.$"),
         ({"exit_dim": ...}, "does not state 'exit_dim'"),
         ({"cell": "lstm"}, r"cell is 'lstm'; it must be one of simple, gru, sum\.$"),
         ({"head": []}, r"head is \[\]; it must be one of own, target, low_rank\.$"),
@@ -246,7 +246,7 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
     for name, value in np.load(tmp_path / "weights.npz").items():
         np.testing.assert_array_equal(weights[name], value)
     assert_same(load_drafter(tmp_path / "new"), load_drafter(published))
-    assert told[-1] == "Apple's code cannot load it: it does not know Medusa heads."
+    assert told[-1] == "Apple's code cannot load it, as it lacks Medusa heads."
     with pytest.raises(InputError, match="a drafter with Medusa heads, which Apple's layout does"):
         convert(published, tmp_path / "other", for_apple=True)
 
@@ -269,7 +269,7 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
         ),
         (
             {"model_type": "medusa", "medusa_num_heads": 3, "vocab_size": V, "hidden_size": 9},
-            r"has shape \(8,.*\), its configuration asks for \(9,.*\)\.$",
+            r"has shape \(8,.*\), but its configuration asks for \(9,.*\)\.$",
         ),
     ],
 )

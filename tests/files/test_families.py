@@ -138,12 +138,12 @@ def test_fields_of_published_files_that_change_nothing_are_no_obstacle(
         ),
         ({"model_type": ["llama"]}, r"model_type \['llama'\]; "),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000; the most is 10000"),
-        ({"architectures": ["LlamaForTokenClassification"]}, "of model_type 'llama' only 'Llama"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "for model_type 'llama' only 'Llama"),
         ({"mlp_bias": True}, "mlp_bias=True; .*False"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'; .*'silu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config of quant_method None; supp"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; only 1.0"),
-        ({"sliding_window": 8}, "sliding_window=8; LlamaForCausalLM of transformers has none"),
+        ({"sliding_window": 8}, "sliding_window=8, but LlamaForCausalLM of transformers has no"),
         ({"layer_types": ["sliding_attention"] * 2}, "all 2 layers of Llama.* 'full_attention'"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
         # A constant that is not stated is not guessed.
@@ -205,7 +205,10 @@ def test_qwen_has_windows_in_some_layers(
         ({"layer_types": ["full_attention", "chunked_attention"]}, "must hold 'full_attention' or"),
         ({"layer_types": ...}, "does not state 'max_window_layers'"),
         ({"use_sliding_window": False}, "with sliding_window=None all 2 layers of Qwen2"),
-        ({"attention_bias": False}, "attention_bias=False; Qwen2ForCausalLM .* always has True"),
+        (
+            {"attention_bias": False},
+            "attention_bias=False, but Qwen2ForCausalLM .* always has True",
+        ),
         ({"num_key_value_heads": ...}, "does not state 'num_key_value_heads'"),
     ],
 )
@@ -277,7 +280,7 @@ LOCAL = {"rope_type": "default", "rope_theta": 700.0}
                     "sliding_attention": {**LOCAL, "rope_type": "linear", "factor": 2.0}
                 }
             },
-            "'linear' in windowed layers; only layers without a window can be stretched",
+            "'linear' in windowed layers; only layers without a window can be scaled",
         ),
         ({"model_type": "gemma3"}, r"only 'Gemma3ForConditionalGeneration' is supported"),
         (

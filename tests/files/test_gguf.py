@@ -224,19 +224,19 @@ def ones(*shape: int) -> tuple[np.ndarray, str]:
         ({"llama.rope.dimension_count": 32}, "dimension_count=32, but heads are 64 wide"),
         ({"llama.rope.scaling.type": "su"}, "scaling of type 'su'; supported are 'none'"),
         ({"llama.rope.scaling.type": "longrope"}, "holds no tensor 'rope_factors_short"),
-        ({"llama.rope.scaling.attn_factor": 2.0}, "with scaling of type 'longrope' alone"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "only with scaling of type 'longrope'"),
         ({"token_embd.weight": ...}, "holds no tensor 'token_embd.weight'"),
         ({"blk.0.attn_q.weight": ...}, "holds no weight 'model.layers.0.self_attn.q_proj"),
         ({"blk.0.ffn_gate_inp.weight": ones(2, 32)}, "has no place"),
         ({"attn_q.weight": ones(2, 32)}, "has no place"),
-        ({"output_norm.weight": ones(32)}, r"shape \(32,\), its configuration asks for"),
+        ({"output_norm.weight": ones(32)}, r"shape \(32,\), but its configuration asks for"),
         ({"blk.0.ffn_up.weight": (np.ones((256, 256), np.int8), "I8")}, "is stored as I8; supp"),
         ({"rope_factors_long.weight": ones(32)}, "states scaling of type 'none' and not 'longrope"),
         (
             {"llama.rope.scaling.type": "linear", "rope_freqs.weight": ones(32)},
-            "rotary factors beside scaling of type 'linear'",
+            "rotary factors and states scaling of type 'linear'",
         ),
-        ({"rope_freqs.weight": ones(16)}, "rope_scaling has 16 factors; heads of 64 have 32 pairs"),
+        ({"rope_freqs.weight": ones(16)}, "rope_scaling has 16 factors; head_dim=64 needs 32"),
     ],
 )
 def test_files_that_hold_no_supported_model(
@@ -253,7 +253,7 @@ def test_files_that_hold_no_supported_model(
 
 def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", {}, {}, "mamba")
-    with pytest.raises(InputError, match="of the architecture 'mamba'; supported are 'llama', "):
+    with pytest.raises(InputError, match="has the architecture 'mamba'; supported are 'llama', "):
         load_target(tmp_path / "model.gguf")
 
 

@@ -57,11 +57,14 @@ def test_what_the_writer_wrote_is_read(tmp_path: Path) -> None:
 
 LIES = [
     (b"", "is empty; download it again"),
-    (b"<html>Not found</html>", "is no GGUF file: it begins with b'<htm', not b'GGUF'; download"),
+    (
+        b"<html>Not found</html>",
+        "is not a GGUF file: it begins with b'<htm', not b'GGUF'; ",
+    ),
     (b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer, not the file that it"),
-    (b"GG", "is no GGUF file"),
+    (b"GG", "is not a GGUF file"),
     (b"GGUF", "is cut short: it should have 8 bytes or more and has 4; download it again"),
-    (header(version=1), "is GGUF of version 1, or big-endian; supported are little-endian"),
+    (header(version=1), "is GGUF version 1, or big-endian; supported are little-endian"),
     (header(version=3 << 24), "or big-endian"),
     # Counts and lengths that no file could hold.
     (header(values=HUGE), "is cut short"),
@@ -76,12 +79,18 @@ LIES = [
     (header(0, 1) + tensor((32,), offset=HUGE), "is cut short"),
     (header(0, 1) + string(b"a") + struct.pack("<I", 2**31), "has 2147483648 axes; the most is 4"),
     # Contradictions.
-    (header(1) + value(99, b""), "holds a value of type 99 at byte .*, which is no type of GGUF"),
+    (header(1) + value(99, b""), "holds a value of type 99 at byte .*, which GGUF does not define"),
     (header(1) + value(9, struct.pack("<IQ", 9, 1)), "holds a value of type 9"),
     (header(1) + value(8, string(b"\xff\xfe")), "holds a string at byte .* that is not UTF-8"),
     (header(2) + value(7, b"\1") * 2, "states the field 'a' twice"),
-    (header(1) + value(4, struct.pack("<I", 3), b"general.alignment"), "alignment=3, no power of"),
-    (header(1) + value(4, bytes(4), b"general.alignment"), "alignment=0, no power of two"),
+    (
+        header(1) + value(4, struct.pack("<I", 3), b"general.alignment"),
+        "alignment=3; it must be",
+    ),
+    (
+        header(1) + value(4, bytes(4), b"general.alignment"),
+        "alignment=0; it must be a",
+    ),
     (header(0, 2) + tensor((1,)) * 2, "holds the tensor 'a' twice"),
     (
         header(0, 1) + tensor((32,), 77),
@@ -137,7 +146,7 @@ def repeat(parts: list[Path]) -> None:
             lambda parts: parts[0].unlink(),
             "-00001-of-00002.gguf is missing; the model is in 2 parts",
         ),
-        (rename, "-00001-of-00002.gguf states that it is part 2 of 2; it was renamed, or is of"),
+        (rename, "-00001-of-00002.gguf states that it is part 2 of 2; it was renamed, or belongs"),
         (repeat, "-00002-of-00002.gguf holds the tensor 'one', which an earlier part holds too"),
         (
             lambda parts: parts[1].write_bytes(parts[1].read_bytes()[:-100]),

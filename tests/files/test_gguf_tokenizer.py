@@ -113,13 +113,19 @@ def test_the_header_says_whether_tokens_are_added(
         ({"model": "bert"}, "a tokenizer of the kind 'bert'; supported are 'gpt2' and 'llama'"),
         ({"tokens": ["a", "b", "a"], "token_type": [1] * 3}, "states 3 tokens, of which 2 are di"),
         ({"token_type": [1]}, "states 900 tokens, of which 900 are different, and 1 types"),
-        ({"tokens": [1, 2]}, r"other than entries of type str in tokenizer\.ggml\.tokens"),
+        ({"tokens": [1, 2]}, r"entries in tokenizer\.ggml\.tokens that are not of type str"),
         ({"tokens": "abc"}, r"states tokenizer\.ggml\.tokens='abc'; it must be a list"),
-        ({"merges": ["a zzz"]}, "holds no whole tokenizer: "),
-        ({"merges": ["ab"]}, "holds no whole tokenizer: "),
+        ({"merges": ["a zzz"]}, "holds a damaged tokenizer: "),
+        ({"merges": ["ab"]}, "holds a damaged tokenizer: "),
         ({"bos_token_id": 900}, r"states tokenizer\.ggml\.bos_token_id=900, outside its 900 tok"),
-        ({"model": "llama", "scores": [0.0]}, "states 900 tokens, but 1 scores; it is damaged"),
-        ({"add_bos_token": True}, r"asks for bos tokens and states no tokenizer\.ggml\.bos_token"),
+        (
+            {"model": "llama", "scores": [0.0]},
+            "states 900 tokens, but 1 scores; the file is",
+        ),
+        (
+            {"add_bos_token": True},
+            r"asks for bos tokens, but does not state tokenizer\.ggml\.",
+        ),
     ],
 )
 def test_headers_without_a_whole_tokenizer(changes: dict[str, Any], sentence: str) -> None:

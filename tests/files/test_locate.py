@@ -110,7 +110,7 @@ def test_what_the_hub_gave_before_serves_offline(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert_same(load_target("some/body", dtype="float32"), random_target(CONFIG))
-    with pytest.raises(InputError, match="'some/one' is neither a folder nor a repository"):
+    with pytest.raises(InputError, match="'some/one' is neither a folder nor an accessible repo"):
         load_target("some/one")
 
 
@@ -171,7 +171,7 @@ def test_the_hub_is_not_asked_for_what_can_only_be_a_path(
     monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match=r"does not exist, and is no id .*; give the path of a fol"
+        InputError, match=r"does not exist, and is not an id .*; give the path of a fol"
     ):
         load_target(name)
     ask.assert_not_called()
@@ -223,10 +223,10 @@ WITHOUT = RemoteEntryNotFoundError("404 Client Error", response=Response(404, re
     ("error", "sentence"),
     [
         (WITHOUT, r"^'a/b' on the Hugging Face hub has no config\.json; give the path"),
-        (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* gave \(407 Proxy\); give the"),
-        (RuntimeError(), r"neither a folder nor .* gave \(RuntimeError\); give the path"),
-        (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); mend that"),
-        (GATED, r"'a/b' is gated, .* accept the licence .* log in with `hf auth login`\.$"),
+        (ProxyError("407 Proxy\nmore"), r"neither a folder nor .* hub \(407 Proxy\); give the"),
+        (RuntimeError(), r"neither a folder nor .* hub \(RuntimeError\); give the path"),
+        (OSError(28, "No space left", "/c"), r"'a/b' was not .* No space left \(/c\); fix that"),
+        (GATED, r"'a/b' is gated on .* accept the licence .* log in with `hf auth login`\.$"),
     ],
 )
 def test_whatever_the_hub_fails_with_is_one_sentence(error: Exception, sentence: str) -> None:

@@ -36,7 +36,7 @@ def test_a_part_of_the_target_needs_the_target(folders: PairFolders, target: Tar
     part = load_drafter("self:layers=1", target=target)
     assert isinstance(part, ModelDrafter)
     assert part.shares_cache
-    with pytest.raises(InputError, match=r"'self:int8', .* write load_drafter\(.*target=target\)"):
+    with pytest.raises(InputError, match=r"'self:int8', .* call load_drafter\(.*target=target\)"):
         load_drafter("self:int8")
     found = find_drafter("self:layers=1", open_target(folders.target))
     assert found.config == tiny_config(num_hidden_layers=1)
@@ -45,7 +45,7 @@ def test_a_part_of_the_target_needs_the_target(folders: PairFolders, target: Tar
 
 
 def test_a_model_is_no_head_to_start_training_from(folders: PairFolders) -> None:
-    with pytest.raises(InputError, match="is a model and no trained head; give a head's folder"):
+    with pytest.raises(InputError, match="is a model, not a trained head; give a head's folder"):
         find_head(folders.target)
 
 
@@ -80,7 +80,11 @@ def test_other_tokens_are_refused_before_weights_are_looked_for(
     (small / "model.safetensors").unlink()
     with pytest.raises(InputError) as refused:
         find_drafter(small, open_target(folders.target))
-    words = ["24 of 24", "token 0, which is 'b' there and 'a' here", "the target's tokenizer"]
+    words = [
+        "24 of 24",
+        "which is 'b' in the first and 'a' in the second",
+        "the target's tokenizer",
+    ]
     assert all(word in str(refused.value) for word in words), refused.value
     change_json(small / "config.json", vocab_size=30)
     with pytest.raises(InputError, match="vocabulary has 30 tokens and the target's 24; use a mod"):

@@ -124,7 +124,7 @@ def test_a_hub_that_refuses_is_a_sentence_of_its_cause(
     hub: FakeHub, folder: Path, status: int
 ) -> None:
     hub.refuses_with = status
-    with pytest.raises(InputError, match=rf"did not take 'some/head' \(.*{status}.*\); ") as told:
+    with pytest.raises(InputError, match=rf"to 'some/head' .*failed \(.*{status}.*\); ") as told:
         publish(folder, "some/head")
     assert ("hf auth login" in str(told.value)) == (status in (401, 403))
     assert hub.files == {}
@@ -132,7 +132,7 @@ def test_a_hub_that_refuses_is_a_sentence_of_its_cause(
 
 @pytest.mark.parametrize("name", ["head", "a/b/c", "some/he ad", ""])
 def test_what_is_no_repository_is_refused(hub: FakeHub, folder: Path, name: str) -> None:
-    with pytest.raises(InputError, match="is no id of a repository; give ORGANISATION/NAME"):
+    with pytest.raises(InputError, match="is not an id of a repository; give ORGANISATION/NAME"):
         publish(folder, name)
     assert hub.made == []
 
@@ -141,7 +141,7 @@ def test_a_folder_without_a_card_or_with_a_broken_one_is_refused(
     hub: FakeHub, folder: Path
 ) -> None:
     (folder / "README.md").write_text("---\nlicense: [\n---\n")
-    with pytest.raises(InputError, match="does not begin with metadata that the hub reads"):
+    with pytest.raises(InputError, match="does not begin with metadata that the hub can read"):
         publish(folder, "some/head")
     (folder / "README.md").unlink()
     with pytest.raises(InputError, match=r"has no README.md, the model card; `train` and `fit`"):

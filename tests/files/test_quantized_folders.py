@@ -98,7 +98,7 @@ def test_converted_it_loads_the_same(tmp_path: Path, stated: dict[str, Any]) -> 
     described = json.loads((tmp_path / "new" / "config.json").read_text())
     assert described["quantization_config"] == {"quant_method": "redrafter"}
     assert not (tmp_path / "new" / "quantize_config.json").exists()
-    with pytest.raises(InputError, match=r"is no GGUF file, .* or leave the option out if it is"):
+    with pytest.raises(InputError, match=r"is not a GGUF file, .* or leave the option out if"):
         convert(folder, tmp_path / "kept", keep_quantized=True)
 
 
@@ -124,7 +124,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [
-        (GPTQ | {"bits": 8}, r"states bits=8 of quant_method 'gptq'; supported is 4\. Take such"),
+        (GPTQ | {"bits": 8}, r"states bits=8 of quant_method 'gptq'; supported is 4\. Use such"),
         (GPTQ | {"group_size": 16}, "group_size=16 of quant_method 'gptq'; supported is 128 or"),
         (GPTQ | {"group_size": 32.0}, r"group_size=32\.0 of"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' of.* 'gptq_v2'"),
@@ -156,10 +156,10 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
 @pytest.mark.parametrize(
     ("method", "changes", "sentence"),
     [
-        ("gptq", {ZEROS: None}, "holds '.*qweight', but no '.*qzeros' is there; the model is inc"),
-        ("awq", {f"{QUERY}.scales": None}, "holds '.*qweight', but no '.*scales' is there"),
+        ("gptq", {ZEROS: None}, "holds '.*qweight', but '.*qzeros' is missing; the model is inc"),
+        ("awq", {f"{QUERY}.scales": None}, "holds '.*qweight', but '.*scales' is missing"),
         ("gptq", {f"{QUERY}.qweight": None}, "holds no weight 'model.layers.0.*q_proj.weight'"),
-        ("gptq", {f"{QUERY}.g_idx": ACTIVATIONS}, r"g_idx' puts inputs into groups by their act"),
+        ("gptq", {f"{QUERY}.g_idx": ACTIVATIONS}, r"g_idx' orders inputs by their activations"),
         ("gptq", {f"{QUERY}.g_idx": ACTIVATIONS[:32]}, r"g_idx' is I32 of shape \(32,\); of 64 in"),
         ("gptq", {ZEROS: np.full((2, 8), -1, np.int32)}, "holds zero points that are stored as 15"),
         ("awq", {ZEROS: np.ones((1, 8), np.int32)}, r"is I32 of shape \(1, 8\); of 64 inputs, 64"),
@@ -171,7 +171,7 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
         (
             "gptq",
             {f"{QUERY}.qweight": np.ones((7, 64), np.int32)},
-            r"is I32 of shape \(7, 64\), for 56 inputs .* groups of 32 must divide the inputs",
+            r"is I32 of shape \(7, 64\), for 56 inputs .* must be a multiple of the group size 32",
         ),
         (
             "gptq",
@@ -180,7 +180,7 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
                 ZEROS: np.ones((2, 7), np.int32),
                 f"{QUERY}.scales": np.ones((2, 60), np.float16),
             },
-            "for 64 inputs and 60 outputs; .* and 8 the outputs",
+            "for 64 inputs and 60 outputs; .* and outputs of 8",
         ),
         ("gptq", {f"{QUERY}.qweight": np.ones(7, np.int32)}, r"is I32 of shape \(7,\), for "),
         (
@@ -188,8 +188,8 @@ ACTIVATIONS = (np.arange(64)[::-1] // 32).astype(np.int32)
             {f"{QUERY}.qweight": np.ones((64, 8), np.int64)},
             r"is I64 of shape \(64, 8\); .* it must be I32 of",
         ),
-        ("awq", {f"{QUERY}.weight": np.ones((64, 64), np.float16)}, "q_proj.weight' is there too"),
-        ("gptq", {f"{QUERY}.weight_scale": np.ones((64, 1), np.float16)}, "_scale' is there too"),
+        ("awq", {f"{QUERY}.weight": np.ones((64, 64), np.float16)}, "q_proj.weight' exists too"),
+        ("gptq", {f"{QUERY}.weight_scale": np.ones((64, 1), np.float16)}, "_scale' exists too"),
         ("gptq", {f"{QUERY}.bias": np.ones(64, np.float16)}, r"weight '.*q_proj\.bias', for which"),
     ],
 )
@@ -204,7 +204,7 @@ def test_damaged_folders(
 def test_zero_points_that_are_not_in_the_middle(tmp_path: Path) -> None:
     folder = write_packed(tmp_path, random_target(CONFIG), GPTQ)
     change_json(folder / "config.json", quantization_config=SYMMETRIC)
-    with pytest.raises(InputError, match=r"not in the middle, though .* sym=true"):
+    with pytest.raises(InputError, match=r"not in the middle, but .* sym=true"):
         load_target(folder)
 
 
@@ -288,7 +288,7 @@ def test_a_float8_folder_is_loaded_in_its_own_bits(
         (
             AUTO_FP8,
             {f"{MATRIX}_scale": None},
-            "is quantized as F8_E4M3, but no scales '.*_scale'",
+            "is quantized as F8_E4M3, but its scales '.*_scale'",
         ),
         (
             AUTO_FP8,
@@ -298,7 +298,7 @@ def test_a_float8_folder_is_loaded_in_its_own_bits(
         (
             AUTO_FP8,
             {MATRIX: jnp.ones(32, jnp.float8_e4m3fn)},
-            r"numbers of shape \(32,\), its con",
+            r"numbers of shape \(32,\), but its con",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_missing_or_truncated_file(target_folder: Path, sharded: bool, kept: i
     path.unlink()
     if kept is not None:
         path.write_bytes(content[:kept])
-    problem = "missing; " if kept is None else "truncated or no safetensors file"
+    problem = "missing; " if kept is None else "truncated or not a safetensors file"
     with pytest.raises(InputError, match=rf"{path.name} is {problem}"):
         load_target(target_folder)
 
@@ -123,7 +123,7 @@ QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weigh
         # Transposed, a [24, 32] matrix must not slip through either.
         (
             {f"{QUERY}.weight": np.zeros((32, 24))},
-            r"q_proj\.weight' has shape \(32, 24\), its configuration asks for \(24, 32\)\.$",
+            r"q_proj\.weight' has shape \(32, 24\), but its configuration asks for \(24, 32\)\.$",
         ),
     ],
 )
@@ -155,8 +155,8 @@ def test_a_tied_head_may_lie_in_the_file_if_it_is_the_embedding(tmp_path: Path) 
     other = embedding.copy()
     other[-1, -1] += 1
     for head, sentence in (
-        (other, r"'lm_head\.weight' is not the same as 'model\.embed_tokens\.weight', though"),
-        (embedding.astype(np.float16), r"'lm_head\.weight' is not the same as"),
+        (other, r"'lm_head\.weight' differs from 'model\.embed_tokens\.weight', but"),
+        (embedding.astype(np.float16), r"'lm_head\.weight' differs from"),
         (np.zeros(3, np.float32), r"'lm_head\.weight' has shape \(3,\), .* asks for \(24, 32\)"),
     ):
         save_file(tensors | {"lm_head.weight": head}, path)
@@ -173,8 +173,8 @@ ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
         ({"lm_head.weight": ...}, r"the weight 'lm_head\.weight', which .*index"),
         ({"lm_head.weight": ..., "model.norm.weight": ...}, r"weight 'lm_head\.weight' and 1 more"),
         ({"lm_head.weight": TWO}, r"holds no weight 'lm_head\.weight', which the index"),
-        ({"lm_head.weight": "a\0"}, r"/a\\x00' is no name of a file"),
-        ({"lm_head.weight": "\ud800"}, r"/\\ud800' is no name of a file"),
+        ({"lm_head.weight": "a\0"}, r"/a\\x00' is not a valid file name"),
+        ({"lm_head.weight": "\ud800"}, r"/\\ud800' is not a valid file name"),
         ({"lm_head.weight": 1}, r"index\.json states lm_head\.weight=1; it must be a string"),
         (None, r"index\.json does not state 'weight_map'"),
         ([1], r"index\.json states weight_map=\[1\]; it must be an object"),

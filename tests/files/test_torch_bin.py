@@ -105,7 +105,7 @@ def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
         (DICTIONARY + b")R(" + b")" + b"\x85" * 200_000 + b"Nu", "a tuple as a key"),
         # A dictionary copied many times, values by the million.
         (PAIRS + (DICTIONARY + b"h\0\x85R") * 9, "positional argument"),
-        (b"]" * (1 << 22), r"has 4194307 bytes of data\.pkl; the most is 4194304"),
+        (b"]" * (1 << 22), r"has 4194307 bytes of data\.pkl; at most 4194304"),
         (b"h\x07", r"is damaged: its data\.pkl"),
         (b"J\0", r"is damaged: its data\.pkl"),
         (text("storage") + b"\x85Q", "is damaged"),
@@ -126,12 +126,12 @@ def test_a_number_in_the_memo_takes_no_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (3, "holds one int, not weights by name"),
-        (a_matrix(), "holds one Tensor, not weights by name"),
-        ({"epoch": 3}, "holds 'epoch', of type int, which is not a weight; save the state"),
+        (3, "holds one int, not a dictionary of weights"),
+        (a_matrix(), "holds one Tensor, not a dictionary of weights"),
+        ({"epoch": 3}, "holds 'epoch', of type int, which is not a weight; save only the"),
         (
             {"model": {"a": a_matrix()}, "optimizer": {"param_groups": [{"betas": (0.9, 0.999)}]}},
-            "holds 'model', of type Dictionary, which is not a weight; save the state dictionary",
+            "holds 'model', of type Dictionary, which is not a weight; save only the state",
         ),
     ],
 )
@@ -145,10 +145,10 @@ def test_values_that_are_not_weights_by_name(tmp_path: Path, value: Any, sentenc
     [
         ({"shape": (3, 2), "strides": (1, 3)}, r"strides \(1, 3\), .* again after \.contiguous\("),
         ({"shape": (2, 2), "strides": (3, 1)}, r"strides \(3, 1\)"),
-        ({"offset": 1}, "weight 'a' ends at number 7 of a storage of 6"),
-        ({"offset": -1}, r"cannot be read \(a tensor with a size that no tensor has\)"),
-        ({"shape": (1 << 70, 3)}, "a size that no tensor has"),
-        ({"strides": (1,)}, "more sizes than strides"),
+        ({"offset": 1}, "weight 'a' ends at element 7 of a storage of 6"),
+        ({"offset": -1}, r"cannot be read \(a tensor with an impossible size\)"),
+        ({"shape": (1 << 70, 3)}, "a tensor with an impossible size"),
+        ({"strides": (1,)}, "numbers of sizes and strides differ"),
         ({"key": "7"}, "record '7' of weight 'a' is missing, not 24 bytes"),
         ({"kind": "HalfStorage"}, "has 24 bytes, not 12 bytes"),
     ],
@@ -164,7 +164,7 @@ def test_archives_of_something_else(tmp_path: Path) -> None:
     described = {"data.pkl": dumps(OrderedDict())}
     for records, compression, sentence in (
         (described | {"byteorder": b"big"}, 0, "not written by a little-endian machine; save it"),
-        ({"other/data.pkl": b""}, 0, r"a zip archive, but none that torch\.save writes"),
+        ({"other/data.pkl": b""}, 0, r"a zip archive, but not one of torch\.save"),
         (described, zipfile.ZIP_DEFLATED, r"holds archive/data\.pkl compressed, which torch\.save"),
     ):
         archives.write_records(tmp_path / "a.bin", records, compression)
@@ -178,7 +178,7 @@ def test_files_that_are_no_archives_are_truncated_or_old(tmp_path: Path) -> None
     content = path.read_bytes()
     for kept in (len(content) - 1, len(content) // 2, 10, 0):
         path.write_bytes(content[:kept])
-        with pytest.raises(InputError, match=r"is truncated or no file of torch\.save\.$"):
+        with pytest.raises(InputError, match=r"is truncated or not a file of torch\.save\.$"):
             read_torch_file(path)
     path.write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
     with pytest.raises(InputError, match=r"torch before 1\.6; write it again .*\.$"):

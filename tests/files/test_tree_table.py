@@ -78,7 +78,7 @@ def test_the_table_of_a_hub_repository_is_read(
 
 
 def test_without_a_table_the_sentence_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no draft\.yaml, .*`python -m eval tune`, or state"):
+    with pytest.raises(InputError, match=r"no draft\.yaml, .*`python -m eval tune`, or give"):
         load_tree_table(tmp_path)
 
 
@@ -96,10 +96,10 @@ def entry(**changes: str) -> str:
     [
         ("a: [", "is not valid YAML: "),
         ("a: 1\na: 2", "is not valid YAML: the key 'a' appears twice at line 2, column 1."),
-        ("a: !!int ''", "is not valid YAML: '' is no value of 'int' at line 1, column 4."),
-        ("a: !!timestamp x", "is not valid YAML: 'x' is no value of 'timestamp' at line 1"),
-        ("a: [!!bool q]", "is not valid YAML: 'q' is no value of 'bool' at line 1, column 5."),
-        ("a: &b [1]\nc: *b", "there are aliases in it; write out what they stand for."),
+        ("a: !!int ''", "is not valid YAML: '' is not a valid 'int' at line 1, column 4."),
+        ("a: !!timestamp x", "is not valid YAML: 'x' is not a valid 'timestamp' at line 1"),
+        ("a: [!!bool q]", "is not valid YAML: 'q' is not a valid 'bool' at line 1, column 5."),
+        ("a: &b [1]\nc: *b", "aliases are not allowed here; write out their values."),
         ("[1, 2]", "draft.yaml: the file is [1, 2]; it must be a mapping of device, dtype, trees."),
         ("device: a\ntrees: []", "does not state 'dtype', and it has no default."),
         ("device: 3\ndtype: b\ntrees: [1]", ": device is 3; it must be a string."),

@@ -105,4 +105,4 @@ def test_without_marks_there_is_no_reasoning(base: str) -> None:
     turn = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     refused = ask(base, "", messages=[turn])
     assert refused.status_code == 400
-    assert "knows no reasoning; leave reasoning_content out" in refused.json()["error"]["message"]
+    assert "does not support reasoning; leave" in refused.json()["error"]["message"]

@@ -103,7 +103,7 @@ def test_scores_of_the_prompt_are_told_as_vllm_does(base: str, habitual_target: 
         ({"presence_penalty": 2.5}, "presence_penalty", "is 2.5; it must be -2 or more and at"),
         ({"frequency_penalty": -3}, "frequency_penalty", "-2 or more and at most 2"),
         ({"repetition_penalty": 0}, "repetition_penalty", "0.01 or more and at most 100"),
-        ({"logit_bias": {"3": 101}}, "logit_bias", "has 3: 101.0; tokens are whole numbers"),
+        ({"logit_bias": {"3": 101}}, "logit_bias", "has 3: 101.0; token ids start at 0"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is no token; give the number of one"),
         ({"logit_bias": {"24": 1}}, "logit_bias", "token 24, outside the vocabulary of 24"),
         ({"min_tokens": 9}, "min_tokens", "min_tokens is 9, but the limit on new tokens is 8"),

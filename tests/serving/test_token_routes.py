@@ -53,8 +53,13 @@ def test_a_conversation_is_the_prompt_of_the_same_chat(chatty: str) -> None:
         ("tokenize", {"messages": [{"role": "user"}]}, "messages.0.content", "is missing"),
         ("tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt", ""),
         ("tokenize", {"prompt": "a", "model": "other"}, "model", "is not served here"),
-        ("detokenize", {"tokens": [1, 260]}, "tokens", "260 is no token of tiny, which has 260"),
-        ("detokenize", {"tokens": [2**40]}, "tokens", "is no token"),
+        (
+            "detokenize",
+            {"tokens": [1, 260]},
+            "tokens",
+            "260 is not a token id of tiny, which has",
+        ),
+        ("detokenize", {"tokens": [2**40]}, "tokens", "is not a token id"),
         ("detokenize", {"tokens": [-1]}, "tokens.0", "-1"),
     ],
 )

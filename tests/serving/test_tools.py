@@ -216,7 +216,7 @@ def test_templates_without_tools_refuse_them(tmp_path: Path) -> None:
             given: Any = {"tools": [asked]} if asked else {"tools": [], "messages": RESULTS}
             error = ask(base, **given)["error"]
             assert error["param"] == field
-            assert "writes no tools" in error["message"]
+            assert "does not support tools" in error["message"]
     with serving(FakeEngine(), template=LINES._replace(tools=True)) as base:
         error = ask(base)["error"]
         assert "--tool-parser and one of hermes, llama3, mistral" in error["message"]

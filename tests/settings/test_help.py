@@ -77,10 +77,10 @@ def test_every_setting_has_its_path_its_default_and_its_text() -> None:
         "parts.0: as spare",
         "",
         "named.NAME:",
-        "  slots=8: requests that decode together",
-        *lines[lines.index("  slots=8: requests that decode together") + 1 :],
+        "  slots=8: number of requests that decode together",
+        *lines[lines.index("  slots=8: number of requests that decode together") + 1 :],
     ]
-    assert "  deadline=null: seconds that a request may take; by default any" in lines
+    assert "  deadline=null: seconds that a request may take; by default there is no limit" in lines
 
 
 @pytest.mark.parametrize("words", [["train"], ["eval", "tune"]])

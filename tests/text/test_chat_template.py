@@ -102,15 +102,15 @@ def test_what_transformers_makes_of_turns_is_a_prompt(tmp_path: Path) -> None:
 def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path, None)
     sentence = (
-        r"no chat template; save one beside it as chat_template\.jinja, or give a file of one by "
+        r"no chat template; save one beside it as chat_template\.jinja, or give a file with "
         r"--chat-template FILE, or a built-in by --chat-template chatml or llama2 or mistral_v0\.1 "
         r"or vicuna_v1\.1 or zephyr\.$"
     )
     with pytest.raises(InputError, match=sentence):  # those whose tokens the tokenizer has
         load(folder)
-    with pytest.raises(InputError, match="is written with '</s>', but the tokenizer of x has no"):
+    with pytest.raises(InputError, match="needs the token '</s>', but the tokenizer of x has no"):
         find_template("vicuna_v1.1", files_with(byte_tokenizer()), "--chat-template ")
-    with pytest.raises(InputError, match=r"give a file of one by --chat-template FILE\.$"):
+    with pytest.raises(InputError, match=r"give a file with --chat-template FILE\.$"):
         find_template("tokenizer", files_with(byte_tokenizer(), folder), "--chat-template ")
     with pytest.raises(
         InputError, match=r"^--chat-template vicunna is neither a file nor .*chatml"
@@ -142,7 +142,7 @@ def test_turns_that_a_template_refuses_are_one_sentence(tmp_path: Path) -> None:
     refusing = load(write_tokenizer(tmp_path, "{{ raise_exception('no system\\nturn') }}"))
     with pytest.raises(InputError, match=r"^The chat template of .* refuses the turns: no system"):
         encode_turns(refusing, chat_tokenizer(), TURNS)
-    with pytest.raises(InputError, match="'user' is due"):
+    with pytest.raises(InputError, match="but 'user' is next"):
         encode_turns(load(Path("x"), "vicuna_v1.1"), chat_tokenizer(), TURNS[1:])
 
 

@@ -110,16 +110,16 @@ def test_a_schema_that_is_too_deep_is_refused() -> None:
 def test_a_grammar_is_one_of_two() -> None:
     wrong: list[dict[str, Any]] = [{}, {"json_schema": {}, "regex": "a"}]
     for arguments in wrong:
-        with pytest.raises(InputError, match="json_schema or regex; give one of them"):
+        with pytest.raises(InputError, match="json_schema or regex; give exactly one"):
             Grammar(**arguments)
 
 
 def test_a_text_without_an_end_cannot_be_held() -> None:
-    with pytest.raises(InputError, match="needs a token that ends the text"):
+    with pytest.raises(InputError, match="needs an end token"):
         GrammarCompiler(byte_tokenizer(), BYTE_VOCABULARY, []).compile(Grammar(regex="a"))
     assert byte_grammars().compile(Grammar(regex="a")).end_tokens == {END}
 
 
 def test_a_schema_that_is_no_json_is_refused() -> None:
-    with pytest.raises(InputError, match="json_schema is no JSON"):
+    with pytest.raises(InputError, match="json_schema is not JSON"):
         compiled(Grammar({"enum": {1, 2}}))

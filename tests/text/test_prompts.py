@@ -79,7 +79,7 @@ def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not UTF-8 text at byte 12"):
         read_prompts(tmp_path / "binary.jsonl")
     (tmp_path / "nothing.jsonl").write_bytes(b"")
-    with pytest.raises(InputError, match=r"nothing.jsonl is empty; give a row such as"):
+    with pytest.raises(InputError, match=r"nothing.jsonl is empty; give one row per line"):
         read_prompts(tmp_path / "nothing.jsonl")
 
 
@@ -165,5 +165,5 @@ def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:
     tokens = tokenize_to_length(prompts, character_tokenizer(), 3, 20)
     assert tokens == encode("mnopqrstuvwakkabcdef")
     assert tokenize_to_length(prompts, character_tokenizer(), 3, 2) == encode("mn")
-    with pytest.raises(InputError, match="and on: the tokenizer makes no tokens of any prompt"):
+    with pytest.raises(InputError, match="and later: the tokenizer makes no tokens of any prompt"):
         tokenize_to_length([prompt_of("XYZ")], character_tokenizer(), 0, 20)

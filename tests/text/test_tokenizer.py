@@ -58,14 +58,14 @@ BPE = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "m
 )
 def test_a_file_that_is_no_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json is no tokenizer: .*\.$"):
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer: .*\.$"):
         read_tokenizer(tmp_path)
 
 
 def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer.json is missing"):
         read_tokenizer(tmp_path)
-    with pytest.raises(InputError, match="does not exist, and is no id of the Hugging Face hub"):
+    with pytest.raises(InputError, match="does not exist, and is not an id on the Hugging Face"):
         read_tokenizer(tmp_path / "none")
 
 

@@ -1,1 +1,1 @@
-"""One server over several engines, each in a process of its own, by Ray Serve."""
+"""One server over several engines, each in its own process, with Ray Serve."""

@@ -1,18 +1,18 @@
-"""Which replica a conversation belongs to."""
+"""Assigns conversations to replicas."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Characters of a text's beginning: a shared page holds about as many.
+# Number of a text's first characters in its key: about as many as a shared cache page holds.
 _BEGINNING = 256
 
 
 def conversation_key(body: bytes) -> str:
-    """What all requests of one conversation have alike: its turns up to the first of the user.
+    """A key that all requests of one conversation share: a digest up to its first user turn.
 
-    Of a text it is the beginning; a body of another kind has a key of its own.
+    For a prompt, the key is a digest of its beginning; other bodies have fixed keys.
     """
     try:
         asked = json.loads(body)
@@ -38,16 +38,16 @@ def _digest(value: Any) -> str:
 
 
 def ranked(key: str, loads: Mapping[str, int], slack: int) -> list[str]:
-    """The replicas for a conversation, the one it belongs to first.
+    """The replicas in a conversation's order of preference.
 
-    Each conversation has an order of its own over all replicas (rendezvous hashing), which nobody
-    needs to remember: when one is lost, its conversations alone go to others. Replicas with over
-    `slack` requests more than the least loaded one come last.
+    Each key has its own order over all replicas (rendezvous hashing), so nothing is stored, and
+    when a replica is lost, only its conversations move. Replicas with over `slack` requests more
+    than the least loaded replica come last.
 
     Args:
       key: the conversation's key.
-      loads: by replica, the requests that it has.
-      slack: requests.
+      loads: number of requests by replica.
+      slack: allowed difference in the number of requests.
     """
     least = min(loads.values(), default=0)
 

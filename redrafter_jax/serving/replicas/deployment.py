@@ -1,4 +1,4 @@
-"""Replicas and their endpoint as an application of Ray Serve, and its life."""
+"""The application of Ray Serve with the replicas and their endpoint, and its cluster."""
 
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
@@ -22,22 +22,22 @@ from redrafter_jax.serving.server import LOOPBACK
 from redrafter_jax.serving.service import ServedModel
 
 NAME = "redrafter"
-# Seconds between looks at a replica's health, and until one that does not answer has failed.
+# Seconds between health checks of a replica, and until one without an answer has failed.
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 30.0
-# Seconds after the drain in which a replica tells what it cut off.
+# Seconds after the drain in which a replica sends errors for answers that it cut off.
 _GRACE = 5.0
-# Requests that the endpoint hands on at a time: the replicas have limits of their own.
+# Requests that the endpoint forwards at a time, in effect unlimited: the replicas have limits.
 _HANDED_ON = 10_000
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where clients ask, and who may.
+    """The address and the API key of the endpoint.
 
     Attributes:
       host: address to listen on.
       port: port to listen on.
-      api_key: the key that requests must bear; None lets all pass.
+      api_key: the key that requests must send; None for no key.
     """
 
     host: str
@@ -76,7 +76,7 @@ def make_application(
         gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
     scaled: dict[str, Any] = {"num_replicas": few}
     if most is not None:
-        # With more than so many requests some wait for a slot.
+        # With more requests than slots, some wait.
         target = {"target_ongoing_requests": limits.slots}
         scaled = {"autoscaling_config": {"min_replicas": few, "max_replicas": most} | target}
     routing: Any = {
@@ -110,15 +110,15 @@ class Cluster:
     """Ray's cluster.
 
     Args:
-      own: whether it begins and ends with this process; else it is the one that the environment's
-        RAY_ADDRESS names.
+      own: whether to start a cluster for this process; otherwise, join the cluster that the
+        environment variable RAY_ADDRESS names.
 
     Raises:
-      InputError: there is no such cluster.
+      InputError: the cluster cannot be joined.
     """
 
     def __init__(self, own: bool) -> None:
-        # Ray would tell its makers of every cluster.
+        # By default Ray reports usage statistics of every cluster.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if own:
             ray.init("local", include_dashboard=False)
@@ -133,7 +133,7 @@ class Cluster:
             ) from None
 
     def deploy(self, application: serve.Application, endpoint: Endpoint) -> None:
-        """Serve the application, in place of an earlier one of this name, replica by replica.
+        """Serve the application; an earlier one of this name is replaced replica by replica.
 
         Raises:
           InputError: the replicas do not start.
@@ -147,7 +147,7 @@ class Cluster:
             ) from None
 
     def end(self) -> None:
-        """Let answers end, then the replicas and the cluster."""
+        """Wait for running answers, then end the replicas and the cluster."""
         serve.delete(NAME)
         serve.shutdown()
         ray.shutdown()

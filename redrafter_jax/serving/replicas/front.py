@@ -1,4 +1,4 @@
-"""The one endpoint before all replicas: it has requests routed, and hands answers on."""
+"""The endpoint of all replicas, which routes requests and forwards answers."""
 
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
@@ -19,7 +19,7 @@ from redrafter_jax.serving.openai_errors import ApiError
 from redrafter_jax.serving.replicas.conversation import conversation_key
 from redrafter_jax.serving.replicas.metric_pages import joined_pages
 
-# What a replica needs of a request besides its body; the rest cannot be sent.
+# The parts of an ASGI scope that a replica needs; other parts cannot be serialized.
 _SENT = frozenset(
     {
         *("type", "asgi", "http_version", "scheme", "method", "path", "raw_path", "query_string"),
@@ -31,12 +31,12 @@ _SENT = frozenset(
 class Front:
     """The ASGI application of the endpoint.
 
-    A replica that is lost ends its streams with one error event. A request of which nothing was
-    told yet goes to another replica, once. The endpoint itself is one process: when that is lost,
-    the streams of all replicas break off without a word.
+    If a replica is lost, its streams end with one error event. A request that has not sent any
+    output is retried once on another replica. The endpoint itself is one process: if it is lost,
+    the streams of all replicas break off.
 
     Args:
-      engines: the replicas, as Ray Serve calls them.
+      engines: Ray Serve's handle of the replicas.
     """
 
     def __init__(self, engines: DeploymentHandle) -> None:
@@ -60,7 +60,7 @@ class Front:
     async def _metrics(self) -> Response:
         try:
             pages = await self._engines.broadcast("metrics").results_async()
-        except (RayError, RayServeException):  # until Ray Serve leaves the lost one out
+        except (RayError, RayServeException):  # Ray Serve may not have removed a lost replica yet
             raise _lost() from None
         return Response(joined_pages(dict(pages)), media_type="text/plain; version=0.0.4")
 
@@ -101,7 +101,7 @@ class Front:
 
 
 class _Told:
-    """What the client has been told of an answer."""
+    """The state of an answer that is forwarded to the client."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -109,7 +109,7 @@ class _Told:
         self.begun = False
 
     async def send(self, message: Message) -> None:
-        """Hand a message on; the head of an answer waits for the beginning of its body."""
+        """Forward a message; the head of an answer is held back until its body begins."""
         if message["type"] == "http.response.start":
             self._start = message
             return
@@ -122,8 +122,8 @@ class _Told:
         """End a stream with an error event.
 
         Raises:
-          ApiError: nothing was told yet.
-          ConnectionError: the answer was whole, or no stream, so that it cannot be ended well.
+          ApiError: nothing was sent yet.
+          ConnectionError: the answer is not a stream, so it cannot be ended with an error event.
         """
         if not self.begun or self._start is None:
             raise error

@@ -1,4 +1,4 @@
-"""Prometheus pages of several replicas as one."""
+"""Joins the Prometheus pages of several replicas."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 
 def joined_pages(pages: Mapping[str, str]) -> bytes:
-    """The samples of all pages, each with its replica's name as the label `replica`."""
+    """A page with the samples of all pages, each labelled with its `replica`."""
     families: dict[str, Metric] = {}
     for name, page in pages.items():
         for family in text_string_to_metric_families(page):

@@ -1,4 +1,4 @@
-"""A replica: an engine and the application over it, called by Ray Serve."""
+"""A replica of Ray Serve: an engine and its application."""
 
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
@@ -18,19 +18,19 @@ from redrafter_jax.serving.openai_api import make_app
 from redrafter_jax.serving.server import make_service
 from redrafter_jax.serving.service import ServedModel
 
-# Seconds between looks at whether everything is compiled.
+# Seconds between checks whether everything is compiled.
 _LOOKS = 0.1
 
 _log = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """One engine and the same application over it that a single server has.
+    """One engine with the application of a single server.
 
     Args:
-      load: loads the target and its drafter, and makes an engine of them.
+      load: function that loads the models and returns their engine and description.
       limits: limits on requests.
-      log_prompts: whether the log tells what was asked.
+      log_prompts: whether prompts are logged.
     """
 
     async def __init__(
@@ -45,15 +45,15 @@ class EngineReplica:
         self._service = make_service(engine, model, limits)
         self._app = make_app(self._service, log_prompts=log_prompts)
         self._service.worker.start()
-        # No request comes before everything is compiled.
+        # Ray Serve sends no requests before this method returns, when everything is compiled.
         while self._service.worker.status == "warming up":
             await asyncio.sleep(_LOOKS)
         self.check_health()
 
     async def answer(self, key: str, scope: Scope, body: bytes) -> AsyncGenerator[Message]:
-        """The messages of ASGI that answer a request; its router has read the key.
+        """Yield the ASGI messages that answer a request; only the router uses `key`.
 
-        Where nobody reads them any more, the request is cancelled.
+        If the caller stops reading, the request is cancelled.
         """
         del key
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -68,7 +68,7 @@ class EngineReplica:
         async def answer() -> None:
             try:
                 await self._app(scope, receive, messages.put)
-            except Exception:  # of which the client has been told
+            except Exception:  # the client has got an error response
                 _log.exception("A request failed.")
             finally:
                 messages.put_nowait(None)
@@ -87,7 +87,7 @@ class EngineReplica:
         return name, self._service.metrics.page().decode()
 
     def check_health(self) -> None:
-        """Raise where the engine is gone, upon which Ray Serve replaces the replica."""
+        """Raise if the engine has ended; Ray Serve then replaces the replica."""
         if (status := self._service.worker.status) != "ready":
             raise RuntimeError(f"the engine is {status}")
 

@@ -1,4 +1,4 @@
-"""Ray Serve's choice of a replica for a request: the one that has the conversation's beginning."""
+"""Routes requests of Ray Serve to the replica that has cached the conversation's beginning."""
 
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
@@ -11,10 +11,10 @@ from redrafter_jax.serving.replicas.conversation import ranked
 
 
 class ConversationRouter(RequestRouter):
-    """Routes a request by the key that is its first argument; see `ranked`."""
+    """Routes a request by its first argument, the conversation's key; see `ranked`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Take the `slack` of `ranked`."""
+        """Store the `slack` of `ranked`."""
         self._slack: int = kwargs["slack"]
 
     async def choose_replicas(
@@ -22,10 +22,10 @@ class ConversationRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replicas in their order, each alone in its rank."""
+        """The replicas in order of preference, each in a rank of its own."""
         key = ""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # where none has room
+            pending_request.routing_context.should_backoff = True  # if no replica has room
             key = str(pending_request.args[0]) if pending_request.args else ""
         by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
         cached = self.replica_queue_len_cache
