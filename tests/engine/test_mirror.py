@@ -266,7 +266,7 @@ def test_what_cannot_be_mirrored_is_refused(
 def test_penalties_are_refused_with_mirror() -> None:
     target, sampling = target_of(0), SamplingConfig(repetition_penalty=1.2)
     how: dict[str, Any] = {"mirror": MirrorConfig(1), "sampling": sampling, "tree": CHAIN}
-    with pytest.raises(InputError, match="which mirror decoding does not know"):
+    with pytest.raises(InputError, match="which mirror decoding does not support"):
         generate(target, ModelDrafter(target), [[1]], max_new_tokens=2, **how)
 
 
