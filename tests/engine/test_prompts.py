@@ -269,7 +269,7 @@ def first_update(*models: Any, **arguments: Any) -> None:
         ({"drafter": None, "tree": TABLE}, "a table of trees, but there is no drafter; leave"),
         (
             {"drafter": "self:int4"},
-            r"^drafter is .*; give what load_drafter returns, .* or None",
+            r"^drafter is .*; give the result of load_drafter, .* or None",
         ),
         ({"target": DRAFTER}, r"^target is Model\(.*; give what load_target"),
         ({"target": "x"}, r"^target is 'x'; give what load_target"),
