@@ -246,7 +246,7 @@ def refuse_failure(target: Target, event: Event) -> None:
         raise not_numbers(target)
     if event.ended == "grammar":
         raise InputError(
-            "A row's grammar has become too complex for llguidance to go on with; simplify it."
+            "A row's grammar has become too complex for llguidance to continue; simplify it."
         )
 
 
@@ -257,12 +257,12 @@ def not_numbers(target: Target) -> InputError:
         numbers = [leaf for leaf in jax.tree.leaves(weight) if _is_floating(leaf)]
         if not all(bool(jnp.isfinite(leaf).all()) for leaf in numbers):
             return InputError(
-                f"{problem}, because its weight {'.'.join(map(str, path))} holds such numbers; "
+                f"{problem}, because its weight {'.'.join(map(str, path))} holds NaN or infinity; "
                 "download or convert it again."
             )
     return InputError(
-        f"{problem}, though its weights are finite: they overflow on the way; load it in float32, "
-        "or download it again."
+        f"{problem}, though its weights are finite: activations overflow; load it in float32, or "
+        "download it again."
     )
 
 

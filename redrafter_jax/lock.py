@@ -48,13 +48,13 @@ def hold(place: Path, name: str) -> Generator[None]:
     found = int(broadcast_from_first(np.asarray(found)))
     if found == _HELD:
         raise InputError(
-            f"{name} {place} is in use by {told or 'another job'}; wait for its end, stop it, or "
+            f"{name} {place} is in use by {told or 'another job'}; wait until it ends, stop it, or "
             f"give another {name}."
         )
     if found == _FAILED:
         raise InputError(
             f"{name} {place} cannot be locked ({told or 'the first process says why'}); give "
-            f"another {name}, where files can be written and locked."
+            f"another {name} where files can be written and locked."
         )
     try:
         yield

@@ -19,7 +19,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.text.tokenizer import require_text
 
-# Decode steps between two updates: a drafter prepares for all of them at once.
+# Decode steps per screen update; each update waits once for the device.
 _STEPS_PER_UPDATE = 4
 
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     _, update, stamps, counts = show_stream(updates, decoder.format.template.gap, Screen("never"))
     assert update is not None, "a stream yields the tokens of prefill at least"
     result = update.generation
-    # The first update compiles; what follows is decoding alone.
+    # The first two updates, prefill and the first decode steps, compile; leave both out.
     rate = (counts[-1] - counts[1]) / (stamps[-1] - stamps[1]) if len(stamps) > 2 else None
     own = update_seconds(stamps[1:])
     room = len(prompt) + arguments.max_new_tokens

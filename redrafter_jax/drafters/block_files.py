@@ -77,12 +77,12 @@ def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
     if SPECULATORS in stated:
         kind = stated[SPECULATORS]
         if kind not in ("dflash", "dspark"):
-            READER.refuse(SPECULATORS, f"is {kind!r:.80}; 'dflash' and 'dspark' are read.")
+            READER.refuse(SPECULATORS, f"is {kind!r:.80}; 'dflash' and 'dspark' are supported.")
         return READER.flatten_speculators(stated)
     for name in architectures(stated):
         if name not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
-            READER.refuse("architectures", f"names {name!r:.80}; {known} are read.")
+            READER.refuse("architectures", f"names {name!r:.80}; {known} are supported.")
     within = stated.get(_NESTED)
     if not isinstance(within, Mapping | None):
         READER.refuse(_NESTED, f"is {within!r:.80}; it must be an object of fields.")

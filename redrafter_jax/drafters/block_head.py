@@ -89,15 +89,15 @@ class BlockConfig(HeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.layer  # which checks its sizes
-        problem = f"is {self.mask_token}, and there are {self.vocab_size} tokens, counted from 0."
+        problem = f"is {self.mask_token}; it must be below vocab_size, {self.vocab_size}."
         require(self.mask_token < self.vocab_size, self, "mask_token", problem)
-        problem = "is 1, the root alone, and sample_from_anchor is False: nothing predicts."
+        problem = "is 1 and sample_from_anchor is False, so no place predicts; give 2 or more."
         require(self.places > 0, self, "block_size", problem)
-        problem = "is empty; name the layers of the target that the head reads."
+        problem = "is empty; name the target layers that the head reads."
         require(bool(self.context_layers), self, "context_layers", problem)
         scaled = isinstance(self.rope_scaling, LinearScaling | Llama3Scaling | None)
         name = type(self.rope_scaling).__name__
-        problem = f"is {name}; heads are known with linear scaling and Llama 3.1's alone."
+        problem = f"is {name}; only linear scaling and Llama 3.1's are supported."
         require(scaled, self, "rope_scaling", problem)
         reads = self.markov_rank > 0 and self.confidence
         problem = "is True, which needs a confidence head and a markov_rank above 0."
@@ -141,7 +141,7 @@ class BlockConfig(HeadConfig):
         if tree.draft_rounds > self.places:
             raise InputError(
                 f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.places} "
-                "places of the head's block that predict; draft fewer."
+                "places that predict in the head's block; draft fewer."
             )
         super().check_tree(tree)
 

@@ -105,14 +105,12 @@ def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
             if "eagle" in name.lower() and name not in _ARCHITECTURES:
                 known = ", ".join(sorted(_ARCHITECTURES))
                 READER.refuse(
-                    "architectures", f"names {name!r:.80}; of heads called so, {known} are read."
+                    "architectures", f"names {name!r:.80}; the supported ones are {known}."
                 )
         return dict(stated)
     kind = stated[SPECULATORS]
     if kind != "eagle3":
-        READER.refuse(
-            SPECULATORS, f"is {kind!r:.80}; of EAGLE heads of speculators 'eagle3' is read."
-        )
+        READER.refuse(SPECULATORS, f"is {kind!r:.80}; for EAGLE heads only 'eagle3' is supported.")
     return READER.flatten_speculators(stated)
 
 
@@ -163,7 +161,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         values[name] = first_stated(stated, _STATED_AS.get(name, ()), told)
     count, named = stated.get("num_aux_hidden_states"), len(values["context_layers"]) or 3
     if count not in (None, named):
-        READER.refuse("num_aux_hidden_states", f"is {count}, but {named} layers are named.")
+        READER.refuse("num_aux_hidden_states", f"is {count}, but there are {named} layer numbers.")
     return values
 
 
@@ -227,7 +225,7 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
     if inputs is not None and SPECULATORS not in stated:
         READER.refuse(
             _LAYER_IDS,
-            "stands beside no speculators_model_type, and programs differ on whether it then "
+            "is stated without speculators_model_type, and programs differ on whether it then "
             "numbers inputs or outputs of layers; state the outputs in eagle_config.",
         )
     if inputs is not None:
@@ -249,7 +247,7 @@ def _refuse_unsupported(stated: Mapping[str, Any], shapes: Shapes) -> None:
     READER.expect(stated, "num_hidden_layers", 1)
     READER.refuse_other_layers(stated)
     if stated.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
-        READER.refuse("tie_word_embeddings", "is True, but no head scores by its embedding here.")
+        READER.refuse("tie_word_embeddings", "is True, but tied embeddings are not supported.")
     within = stated.get("eagle_config")
     if not isinstance(within, Mapping | None):
         READER.refuse("eagle_config", f"is {within!r:.80}; it must be an object of fields.")

@@ -94,15 +94,15 @@ class EagleConfig(HeadConfig):
         _ = self.layer  # which checks its sizes
         target, own = self.hidden_size, self.width
         alike = own == target
-        problem = f"is {own} and the target's {target}; another width needs own_embedding."
+        problem = f"is {own} and the target's is {target}; this needs own_embedding=True."
         require(alike or self.own_embedding, self, "width", problem)
-        problem = f"is 'target', whose projection reads {target}, and the head's width is {own}."
+        problem = f"is 'target', which needs width={target}, but width is {own}; give 'own'."
         require(alike or self.head == "own", self, "head", problem)
         scaled = isinstance(self.rope_scaling, LinearScaling | Llama3Scaling | None)
         name = type(self.rope_scaling).__name__
-        problem = f"is {name}; heads are known with linear scaling and Llama 3.1's alone."
+        problem = f"is {name}; only linear scaling and Llama 3.1's are supported."
         require(scaled, self, "rope_scaling", problem)
-        problem = "is True beside fc_norm; the files' authors take one or the other."
+        problem = "is True and fc_norm is True; set only one of them."
         require(not (self.norm_before_fc and self.fc_norm), self, "norm_before_fc", problem)
         if self.version == "1":
             self._check_first_version()
@@ -110,13 +110,13 @@ class EagleConfig(HeadConfig):
     def _check_first_version(self) -> None:
         third = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
         for name in third:
-            problem = "is True and version is '1', which has no such norm."
+            problem = "is True, but version '1' has no such norm; leave it out."
             require(not getattr(self, name), self, name, problem)
-        problem = f"is {self.context_layers} and version is '1', which reads the last layer alone."
+        problem = f"is {self.context_layers}, but version '1' reads only the last layer."
         require(not self.context_layers, self, "context_layers", problem)
-        problem = f"is {self.head!r} and version is '1', which the target's projection scores."
+        problem = f"is {self.head!r}, but version '1' needs 'target'."
         require(self.head == "target", self, "head", problem)
-        problem = f"is {self.width}; of version '1' it is the target's, {self.hidden_size}."
+        problem = f"is {self.width}; for version '1' it must be hidden_size, {self.hidden_size}."
         require(self.width == self.hidden_size, self, "width", problem)
 
     @property
@@ -145,8 +145,8 @@ class EagleConfig(HeadConfig):
         if layers < _LEAST_LAYERS:
             raise InputError(
                 f"The target has {layers} layers, and the EAGLE-3 head does not name those that it "
-                f"reads; the usual three are of targets with {_LEAST_LAYERS} or more: name others "
-                "in context_layers."
+                f"reads; the default three need {_LEAST_LAYERS} layers or more: name others in "
+                "context_layers."
             )
         return 1, layers // 2 - 1, layers - 4
 
@@ -154,8 +154,8 @@ class EagleConfig(HeadConfig):
         """Raise an error for trees of ranks, or whose beams take more tokens than are draftable."""
         if tree.static_tree:
             raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank, and this is an EAGLE "
-                "head, whose trees follow its beams; leave it out."
+                "TreeConfig.static_tree is for heads that draft by rank, and an EAGLE head drafts "
+                "in beams; leave it out."
             )
         super().check_tree(tree)
 

@@ -78,12 +78,14 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     kind, layers = stated["hydra_head_arch"], stated["hydra_num_layers"]
     if kind not in _ARCHITECTURES:
         known = " and ".join(map(repr, _ARCHITECTURES))
-        READER.refuse("hydra_head_arch", f"is {kind!r:.80}; {known} are read.")
+        READER.refuse("hydra_head_arch", f"is {kind!r:.80}; {known} are supported.")
     prefix = _ARCHITECTURES[kind]
     blocks = [int(found[2]) for name in shapes if (found := _BLOCK.fullmatch(name))]
     held = _count(max(blocks, default=-1), prefix)
     if held != layers:
-        READER.refuse("hydra_num_layers", f"is {layers}, but the files hold {held} blocks a head.")
+        READER.refuse(
+            "hydra_num_layers", f"is {layers}, but the files hold {held} blocks per head."
+        )
     values: dict[str, Any] = {
         "num_heads": stated["hydra_num_heads"],
         "num_draft_layers": layers,
@@ -179,12 +181,12 @@ def _head_dim(stated: Mapping[str, Any], width: int, told: int) -> int:
     own = stated.get("head_dim") or (width // heads if heads else told)
     if told and own != told:
         READER.refuse(
-            "head_dim", f"is {own}, but the rotary frequencies in the files are those of {told}."
+            "head_dim", f"is {own}, but the rotary frequencies in the files imply {told}."
         )
     if not own and width % _PUBLISHED_HEAD_DIM:
         READER.refuse(
             "num_attention_heads",
-            "is not stated, and the files do not hold the rotary frequencies that tell it; state "
+            "is not stated, and cannot be derived without rotary frequencies in the files; state "
             "the target's.",
         )
     return own or _PUBLISHED_HEAD_DIM

@@ -73,7 +73,7 @@ class HydraConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problem = f"is {self.context_layers}; hidden_state_offset says what Hydra heads read."
+        problem = f"is {self.context_layers}; for Hydra heads set hidden_state_offset instead."
         require(not self.context_layers, self, "context_layers", problem)
         if self.prefix is not None:
             _ = self.layer  # which checks its sizes

@@ -57,7 +57,7 @@ class MedusaConfig(HeadConfig):
         problem = "is 0 and head is 'target', which leaves nothing to train; give 1 or more."
         trains = self.num_draft_layers > 0 or self.head == "own"
         require(trains, self, "num_draft_layers", problem)
-        problem = f"is {self.context_layers}; Medusa heads read the last layer alone: leave it out."
+        problem = f"is {self.context_layers}; Medusa heads read only the last layer: leave it out."
         require(not self.context_layers, self, "context_layers", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
@@ -237,7 +237,7 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
     if len(shapes.get(f"0{last}", ())) != 2:
         problem = (
             f"is {layers}, but the files hold no matrix '0{last}', the vocabulary projection that "
-            "the first head would have then; they do not belong together."
+            "the first head would then have; use matching files."
         )
         raise FieldError(MedusaConfig, "medusa_num_layers", problem)
     V, D = shapes[f"0{last}"]

@@ -55,8 +55,8 @@ class Reader:
             if name not in known and value not in (None, False, 0, "", [], {}):
                 self.refuse(
                     name,
-                    f"is {value!r:.80}, a field of {self.heads} that is not known; take it out if "
-                    "it changes nothing of what the head computes.",
+                    f"is {value!r:.80}, which is not a known field of {self.heads}; remove it if "
+                    "it does not affect what the head computes.",
                 )
 
     def refuse_other_layers(self, stated: Mapping[str, Any]) -> None:
@@ -87,7 +87,9 @@ class Reader:
             self.refuse(field, f"is {numbers!r:.80}; layers must be a list of whole numbers.")
         first = 0 if inputs else -1
         if first in numbers:
-            self.refuse(field, f"holds {first}, the embedding; only outputs of layers are read.")
+            self.refuse(
+                field, f"holds {first}, the embedding; only outputs of layers are supported."
+            )
         return tuple(one - inputs for one in numbers)
 
     def draft_tokens(
@@ -121,7 +123,7 @@ class Reader:
             self.refuse(
                 "draft_tokens",
                 f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; only tables that "
-                "rise are read: sort them, and the rows of 'lm_head.weight' with them.",
+                "ascend are supported: sort them, and the rows of 'lm_head.weight' alike.",
             )
         if len(tokens) == total:  # the table lists all tokens
             return {}

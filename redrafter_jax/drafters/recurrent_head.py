@@ -74,15 +74,15 @@ class RecurrentConfig(HeadConfig):
         for name in LAYER_FIELDS:
             stated = getattr(self, name)
             problem = f"is {stated} and attention is {self.attention}; "
-            problem += "a layer needs one." if self.attention else "leave it out."
+            problem += "give a value." if self.attention else "leave it out."
             require((stated is not None) == self.attention, self, name, problem)
         if self.attention:
             _ = self.layer  # which checks its sizes
         rank, low = self.head_rank, self.head == "low_rank"
-        problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
+        problem = f"is {rank}, but head is {self.head!r}; it is for head='low_rank' only."
         require(low or rank is None, self, "head_rank", problem)
         limit = "exit_dim" if rank is None else f"exit_dim={self.exit_dim}"
-        problem = f"is {rank}; head='low_rank' needs one, less than {limit}."
+        problem = f"is {rank}; for head='low_rank' it must be less than {limit}."
         fits = rank is not None and rank < self.exit_dim
         require(fits or not low, self, "head_rank", problem)
 

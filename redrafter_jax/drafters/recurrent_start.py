@@ -30,7 +30,7 @@ def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) ->
     D, E = config.hidden_size, config.exit_dim
     name, width = ("head_rank", config.head_rank) if config.head_rank else ("exit_dim", E)
     if width > D and config.head != "target":
-        limit = f"with initial_head=target it may be {D}, the target's width, at most."
+        limit = f"with initial_head=target it must be at most {D}, the target's width."
         raise FieldError(config, name, f"is {width}; {limit}")
     match config.head:
         case "own":

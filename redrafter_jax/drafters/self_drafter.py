@@ -51,7 +51,7 @@ class SelfDrafter:
             if not 1 <= self.layers <= most:
                 raise InputError(
                     f"drafter is {self.name!r}; the target has {target.num_hidden_layers} layers, "
-                    f"of which from 1 to {most} can draft."
+                    f"of which 1 to {most} can draft."
                 )
             config = target.with_layers(self.layers)
         if self.form is not None:
@@ -78,8 +78,8 @@ class SelfDrafter:
             for _, leaf in nnx.to_flat_state(model.params)
         ):
             raise InputError(
-                f"drafter is {self.name!r}, but the target's weights are quantized already; give "
-                f"a drafter of its own, or {PREFIX}layers=N."
+                f"drafter is {self.name!r}, but the target's weights are already quantized; give "
+                f"a separate drafter, or {PREFIX}layers=N."
             )
         quantized = quantize_model(model, Quantization.of(self.form))
         return ModelDrafter(place(quantized, target.mesh), shares_cache=True)

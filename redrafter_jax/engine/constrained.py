@@ -58,7 +58,7 @@ def hold(
             backend = getattr(tokenizer, "backend_tokenizer", None)
             if backend is None:
                 raise InputError(
-                    "grammars are over a tokenizer's tokens; give tokenizer=load_tokenizer(target)."
+                    "grammars need a tokenizer; give tokenizer=load_tokenizer(target)."
                 )
             stops = request.stop_tokens or ()
             if stops not in compilers:
@@ -94,13 +94,13 @@ def check_grammar(
         )
     if not grammar.end_tokens <= set(stops):
         raise InputError(
-            "The request is held to a grammar, but not all tokens that end the grammar's texts "
-            "end it; leave its stop tokens out."
+            "The request has a grammar whose end tokens are not all among its stop tokens; leave "
+            "its stop tokens out."
         )
     if sampling.min_tokens:
         raise InputError(
-            f"min_tokens is {sampling.min_tokens}, but a grammar says where its text ends; leave "
-            "min_tokens out."
+            f"min_tokens is {sampling.min_tokens}, but a grammar decides where its text ends; "
+            "leave min_tokens out."
         )
 
 

@@ -48,18 +48,18 @@ def check_mirror(
     most = target.config.num_hidden_layers - 1
     if mirror.layer > most:
         raise InputError(
-            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so that it "
-            f"must be from 1 to {most}."
+            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so it must "
+            f"be from 1 to {most}."
         )
     [tree, *others] = trees
     if isinstance(drafter, RootOnly) or tree is None:
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
     if others:
-        raise InputError("mirror drafts one tree ahead, and tree is a table; give a TreeConfig.")
+        raise InputError("tree is a table of trees, but mirror drafts one tree; give a TreeConfig.")
     if tree.mean_nodes is not None:
         raise InputError(
-            f"TreeConfig.mean_nodes is {tree.mean_nodes}, but with mirror every row has its own "
-            "nodes; leave it out."
+            f"TreeConfig.mean_nodes is {tree.mean_nodes}, but mirror does not share nodes between "
+            "rows; leave it out."
         )
     if adaptive:
         raise InputError("adaptive is True, but mirror drafts in every step; leave it out.")
@@ -70,8 +70,8 @@ def check_mirror(
         )
     if data_shards(target.mesh) > 1 or jax.process_count() > 1:
         raise InputError(
-            "mirror decodes a batch on one group of devices, and the mesh splits it; make data 1, "
-            "and use one process."
+            "mirror decodes a batch on one group of devices, but the mesh splits the batch; set "
+            "data to 1, and use one process."
         )
     _drafter_devices(target, mirror)
     return tree
@@ -83,7 +83,7 @@ def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
     if mirror.drafter_devices > len(free):
         raise InputError(
             f"MirrorConfig.drafter_devices is {mirror.drafter_devices}, and {len(free)} devices "
-            "are left beside the target's; give that or fewer."
+            "are left besides the target's; give that or fewer."
         )
     return free[: mirror.drafter_devices]
 

@@ -247,7 +247,7 @@ def test_a_target_on_a_mesh_has_a_drafter_beside_it() -> None:
         (
             MirrorConfig(1),
             {"tree": TreeConfig(beam_width=1, draft_rounds=2, mean_nodes=2)},
-            "mean_nodes is 2, but with mirror",
+            "mean_nodes is 2, but mirror",
         ),
         (MirrorConfig(1), {"adaptive": True}, "adaptive is True, but mirror"),
     ],
