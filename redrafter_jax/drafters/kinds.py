@@ -57,7 +57,7 @@ class FileLayout:
         `config.json`; there cannot be more layers than weights in the files.
       model_type: a `model_type` of `config.json` by which folders of this kind are recognised.
       is_published: function of the fields of `config.json` that recognises published folders of
-        this kind, which do not state `model_type`.
+        this kind, which state another `model_type` or none.
       holds: function of the weights' shapes that recognises folders whose fields are a target's.
       flatten: function from the fields of `config.json` to the flat fields that the other functions
         take. It raises `FieldError`.
