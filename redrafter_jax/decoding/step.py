@@ -211,8 +211,8 @@ def finish(
     kept = order < count[:, None]
 
     # Barrier: all reads of the cache must precede the in-place write, or XLA copies the cache (as
-    # it does on CPUs for autoregressive decoding). Only the lengths pass through the barrier, which
-    # determine where to write: keys and values would be copied.
+    # it does on CPUs for autoregressive decoding). It ties `lengths`, which say where to write, to
+    # `chosen`, which depends on all reads; keys and values in a barrier would be copied.
     lengths, chosen = jax.lax.optimization_barrier((state.cache.lengths, chosen))
     target_layers, own_layers = split_layers(state.cache._replace(lengths=lengths), decoder.config)
     keys, values = verified.keys, verified.values
