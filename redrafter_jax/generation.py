@@ -257,7 +257,7 @@ def not_numbers(target: Target) -> InputError:
         numbers = [leaf for leaf in jax.tree.leaves(weight) if _is_floating(leaf)]
         if not all(bool(jnp.isfinite(leaf).all()) for leaf in numbers):
             return InputError(
-                f"{problem}, because its weight {'.'.join(map(str, path))} holds NaN or infinity; "
+                f"{problem}, because its weight {'.'.join(map(str, path))} holds such numbers; "
                 "download or convert it again."
             )
     return InputError(

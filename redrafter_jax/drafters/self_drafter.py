@@ -51,7 +51,7 @@ class SelfDrafter:
             if not 1 <= self.layers <= most:
                 raise InputError(
                     f"drafter is {self.name!r}; the target has {target.num_hidden_layers} layers, "
-                    f"of which 1 to {most} can draft."
+                    f"of which from 1 to {most} can draft."
                 )
             config = target.with_layers(self.layers)
         if self.form is not None:

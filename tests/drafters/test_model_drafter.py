@@ -297,8 +297,8 @@ def test_what_does_not_fit_is_refused(
         ("self:layers=-1", ["'self:layers=-1'", "layers=N"]),
         ("self:int4,int8", ["one of each"]),
         ("self:layers=0", ["'self:layers=0'", "2 layers", "from 1 to 1"]),
-        ("self:layers=2", ["2 layers", "which 1 to 1 can draft"]),
-        ("self:layers=3,int8", ["2 layers", "which 1 to 2 can draft"]),
+        ("self:layers=2", ["2 layers", "from 1 to 1 can draft"]),
+        ("self:layers=3,int8", ["2 layers", "from 1 to 2 can draft"]),
         ("self:int4", ["48 inputs", "use int8 or fp8"]),
     ],
 )
