@@ -48,8 +48,8 @@ __all__ = [
     "trace_step",
 ]
 
-# Where each name is defined. They are imported when first asked for, so that the help of a command
-# needs no JAX; none of these modules may bear the name of something public, which it would hide.
+# The module of each public name, imported on first use, so that the help of a command needs no JAX.
+# None of these modules may have the name of a public object, which it would hide.
 _MODULES = {
     "files.drafter_files": ("load_drafter", "save_drafter"),
     "files.real_models": ("fetch",),

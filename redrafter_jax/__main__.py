@@ -8,12 +8,12 @@ from redrafter_jax.command_line import ctrl_c_ends_at_once, run
 
 
 def main() -> None:
-    """The command: exit code 2 and one sentence for values that cannot be used."""
+    """Run the command; invalid input ends with one sentence and exit code 2."""
     run(_main)
 
 
 def _main() -> None:
-    # Imported here, where Ctrl-C ends as ever; help needs no JAX.
+    # Imported here, before JAX, so that Ctrl-C works as usual; help needs no JAX.
     from redrafter_jax.commands.parser import read_arguments
 
     arguments = read_arguments(sys.argv[1:])
@@ -22,7 +22,7 @@ def _main() -> None:
     try:
         command.run(arguments)
     except BrokenPipeError:
-        # The reader has left (`| head`); keep Python from flushing into the pipe once more.
+        # The reader has closed the pipe (`| head`); keep Python from flushing into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

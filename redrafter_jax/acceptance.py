@@ -1,21 +1,21 @@
-"""What a drafter is judged by: what its target calls gained, and whether a text says anything."""
+"""Measures of drafting and of texts: acceptance length and rate, repetition, early ends."""
 
 from collections.abc import Collection, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
-# Of a text that repeats itself: tokens at least, and the share of its 4-grams that are distinct.
+# A text repeats itself: minimum number of tokens, and limit on the fraction of distinct 4-grams.
 _LOOP_TOKENS, _NGRAM, _DISTINCT = 16, 4, 0.5
-# Tokens of a text that ends at once, the stop token included.
+# Maximum number of tokens of a text that ends at once, stop token included.
 FEW = 4
 
 
 def acceptance_length(accept_counts: Int[np.ndarray, "*rows P"]) -> float:
-    """Mean tokens gained per target call, bonus token included; 1.0 where there was no call.
+    """Return the mean tokens gained per target call, bonus token included; 1.0 without calls.
 
     Args:
-      accept_counts: entry c - 1 of a row counts the target calls that gained c tokens.
+      accept_counts: entry c - 1 of a row is the number of target calls that gained c tokens.
     """
     calls = accept_counts.sum()
     gains = np.arange(1, accept_counts.shape[-1] + 1)
@@ -25,7 +25,7 @@ def acceptance_length(accept_counts: Int[np.ndarray, "*rows P"]) -> float:
 def acceptance_rate_per_depth(
     accept_counts: Int[np.ndarray, "*rows P"],
 ) -> Float[np.ndarray, " P-1"]:
-    """How often a draft is right at depth 1 to P - 1, given that it was right above.
+    """Return the fraction of accepted drafts at depth 1 to P - 1, given acceptance above.
 
     A call that gained c tokens accepted nodes down to depth c - 1, so the rate at depth d is the
     share of calls that gained d + 1 tokens or more among those that gained d or more. NaN where no
@@ -41,7 +41,7 @@ def acceptance_rate_per_depth(
 
 
 def repeats_itself(tokens: Sequence[int]) -> bool:
-    """Whether these are 16 tokens or more, and less than half of their 4-grams are distinct."""
+    """Whether a text has 16 tokens or more, of whose 4-grams less than half are distinct."""
     if len(tokens) < _LOOP_TOKENS:
         return False
     ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
@@ -49,5 +49,5 @@ def repeats_itself(tokens: Sequence[int]) -> bool:
 
 
 def ends_at_once(tokens: Sequence[int], stops: Collection[int]) -> bool:
-    """Whether a stop token ends these within `FEW` tokens, itself included."""
+    """Whether a text ends in a stop token within `FEW` tokens, the stop token included."""
     return 0 < len(tokens) <= FEW and tokens[-1] in stops

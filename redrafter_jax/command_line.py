@@ -1,4 +1,4 @@
-"""How every command reads its words and ends: errors as sentences, exit codes. Needs no JAX."""
+"""Command-line parsing, error reporting and exit codes of every command. Needs no JAX."""
 
 import argparse
 import contextlib
@@ -19,18 +19,18 @@ from typing import Any, Literal, NoReturn
 
 from redrafter_jax.errors import InputError
 
-# As shells count a command that Ctrl-C ended.
+# The exit code by which shells report a command ended by Ctrl-C.
 _INTERRUPTED = 130
-# Seconds in which processes that fail alike tell so, each by itself, before the first one leaves,
-# and those that other threads have to end after an error.
+# Seconds to wait before a failed process exits: for other processes of the job to report the same
+# failure, and for other threads to end.
 _GRACE = 3
 _DEBUG = "--debug"
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors as one sentence, without the usage; `--debug` beside `--help`."""
+    """An argument parser that raises errors as one sentence, and adds `--debug`."""
 
-    def __init__(self, **options: Any) -> None:  # argparse makes those of subcommands itself
+    def __init__(self, **options: Any) -> None:  # argparse calls this for subcommands
         super().__init__(**options)
         self.add_argument(_DEBUG, action="store_true", help="show the traceback of any error")
 
@@ -38,27 +38,27 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help.")
 
     def unknown_option(self, words: Sequence[str]) -> str | None:
-        """The first word that looks like an option and is none.
+        """Return the first word that looks like an option but is not one.
 
-        argparse would first ask for required options that are missing.
+        argparse would first complain about missing required options.
         """
         for word in takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
-            # What begins an option stands for it, and text with a space is a value.
+            # argparse accepts prefixes of options, and treats text with a space as a value.
             known = any(option.startswith(name) for option in self._option_string_actions)
             if re.match("--|-[a-zA-Z]", word) and " " not in word and not known:
                 return word
         return None
 
     def meant_option(self, word: str) -> str | None:
-        """The option that is spelt much like a word, or begins like one of a single dash."""
+        """Return the option closest in spelling to a word, or one that a `-word` begins."""
         name, options = word.partition("=")[0], list(self._option_string_actions)
         near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
         near += [option for option in options if option.startswith(f"-{name}")]
         return near[0] if near else None
 
     def refuse_mistyped(self, words: Sequence[str]) -> None:
-        """Refuse a word that looks like an option and is none, and name the one that was meant."""
+        """Raise an error for a word that looks like an option but is not one, with a suggestion."""
         if word := self.unknown_option(words):
             meant = self.meant_option(word)
             hint = f"did you mean {meant}?" if meant else f"see {self.prog} --help."
@@ -66,28 +66,28 @@ class Parser(argparse.ArgumentParser):
 
 
 def program_name(command: str = "") -> str:
-    """`python -m name command` where Python was started so, else `name command`."""
+    """Return `python -m name command` if Python was started so, else `name command`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
     return f"{module or Path(sys.argv[0]).name} {command}".rstrip()
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command; an `InputError` becomes its sentence on stderr and exit code 2.
+    """Run a command; an `InputError` is printed to stderr as its sentence, with exit code 2.
 
-    With `--debug` on the command line the traceback of any error comes first. Ctrl-C ends with exit
-    code 130, as soon as Python has its turn: it waits for nothing that JAX still runs.
+    With `--debug` on the command line, the traceback of any error is printed first. Ctrl-C exits
+    with code 130 as soon as Python regains control, without waiting for work that JAX still runs.
     """
-    # With the packages of the `aot` extra and no GPU, JAX would log a traceback: no CUDA was found.
+    # With the `aot` extra but no GPU, JAX would log a traceback about the missing CUDA.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     code = _exit_code(main)
     if code and (process := _process_index()) is not None:
-        # Where process 0 leaves first the others abort.
+        # The other processes abort if process 0 exits first.
         if code != _INTERRUPTED or process == 0:
             time.sleep(_GRACE)
         _exit_now(code)
-    # At Python's usual end a program that still runs would be waited for, or abort the process.
+    # Python's usual exit would wait for a program that still runs, or abort the process.
     if code == _INTERRUPTED:
         _exit_now(code)
     if code:
@@ -96,7 +96,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _exit_code(main: Callable[[], None]) -> int:
-    """Of the command. Errors that the user can mend are printed, others are raised."""
+    """Run a command and return its exit code; print errors that the user can fix, raise others."""
     try:
         with _ctrl_c_in_callbacks():
             main()
@@ -118,10 +118,10 @@ def _exit_code(main: Callable[[], None]) -> int:
 
 
 def _end_by_itself(code: int) -> None:
-    """See that a process whose command has failed does not go on when its main thread has ended.
+    """Make a process whose command has failed exit soon after its main thread has ended.
 
-    Python waits for all threads, and orbax's, of a save that could not begin, wait ten minutes for
-    a folder that is not made.
+    Python waits for all threads, and those of an orbax save that could not begin wait ten minutes
+    for a folder that is never made.
     """
 
     def watch() -> None:
@@ -133,14 +133,14 @@ def _end_by_itself(code: int) -> None:
 
 
 def _report_interrupt() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it, whatever this waits for
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
     _write("stderr", "\ninterrupted\n")
     return _INTERRUPTED
 
 
 @contextlib.contextmanager
 def _ctrl_c_in_callbacks() -> Generator[None]:
-    """Hear Ctrl-C also in callbacks, such as JAX's of the garbage collector: Python ignores it."""
+    """Handle Ctrl-C in callbacks too (JAX has one at garbage collection); Python ignores it."""
     before = sys.unraisablehook
 
     def hook(event: "sys.UnraisableHookArgs") -> None:
@@ -157,7 +157,7 @@ def _ctrl_c_in_callbacks() -> Generator[None]:
 
 @contextlib.contextmanager
 def ctrl_c_ends_at_once() -> Generator[None]:
-    """While JAX is imported: an extension would raise an ImportError for a KeyboardInterrupt."""
+    """Exit at once on Ctrl-C while JAX is imported: an extension would turn it into ImportError."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: _exit_now(_report_interrupt()))
@@ -168,10 +168,10 @@ def ctrl_c_ends_at_once() -> Generator[None]:
 
 
 def _sentence(error: Exception) -> str | None:
-    """The sentence for an error that the user can mend; None for others."""
+    """Return the sentence for an error that the user can fix; None for others."""
     if isinstance(error, InputError):
         return str(error)
-    # A full disk, or a folder that was taken away meanwhile, may meet any file that is written.
+    # Any write can fail because the disk is full or the folder has been removed.
     if isinstance(error, OSError) and (error.filename or error.strerror):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}."
@@ -179,8 +179,8 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _process_index() -> int | None:
-    """Of this process, where several are one job."""
-    # While it is imported a module lacks what comes later.
+    """Return the index of this process in a job of several processes; None for a single process."""
+    # A module that is still being imported lacks its later attributes.
     distributed = getattr(sys.modules.get("jax"), "distributed", None)
     if distributed is None or not distributed.is_initialized():
         return None
@@ -188,23 +188,23 @@ def _process_index() -> int | None:
 
 
 def _exit_now(code: int) -> NoReturn:
-    """End this process, and wait for nothing that JAX runs or other processes do."""
+    """Exit this process at once, without waiting for JAX or for other processes."""
     _write("stdout")
     _write("stderr")
     os._exit(code)
 
 
 def _write(name: Literal["stdout", "stderr"], text: str = "") -> None:
-    """The text and all before it, to a stream that may be closed, or whose reader may be gone."""
+    """Write text to a stream and flush it; the stream may be closed or have lost its reader."""
     stream = getattr(sys, name)
-    if stream is None:  # closed when Python began
+    if stream is None:  # closed before Python started
         return
     with contextlib.suppress(OSError, ValueError):
         stream.write(text)
         stream.flush()
 
 
-# What errors of XLA's runtime say when another process is gone.
+# Words in errors of XLA's runtime after another process is lost.
 _LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
 
 
@@ -221,13 +221,13 @@ def _report_failure(error: Exception, process: int) -> None:
 
 
 def call_program(program: Literal["train", "eval"], entry_point: str, *arguments: Any) -> None:
-    """Call a function of the training or the evaluation program, `module:function` below it.
+    """Call a function of the training or the evaluation program, given as `module:function`.
 
-    In a wheel the two programs are packages below `redrafter_jax`; in a checkout, which an editable
-    installation uses, they are the folders `train` and `eval`.
+    In a wheel the two programs are packages below `redrafter_jax`; in a checkout or an editable
+    installation they are the folders `train` and `eval`.
 
     Raises:
-      InputError: a package that it needs is not installed.
+      InputError: a package that the program needs is not installed.
     """
     installed = find_spec(f"redrafter_jax.{program}") is not None
     package = f"redrafter_jax.{program}" if installed else program
@@ -244,7 +244,7 @@ def call_program(program: Literal["train", "eval"], entry_point: str, *arguments
 
 
 def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
-    """Refuse a first word that is neither a command, nor an option, nor an override."""
+    """Raise an error for a first word that is not a command, an option or an override."""
     known = list(commands)
     if not word or word.startswith("-") or "=" in word or word in known:
         return
@@ -254,10 +254,10 @@ def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
 
 
 def make_folder(folder: Path, name: str) -> None:
-    """Make a folder that a command writes to, before anything slow is done.
+    """Make a folder for a command's output, before anything slow is done.
 
     Raises:
-      InputError: it cannot be made; the sentence calls it by `name`, its setting.
+      InputError: the folder cannot be made; `name`, its setting, is in the sentence.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -266,10 +266,10 @@ def make_folder(folder: Path, name: str) -> None:
 
 
 def make_folder_of(file: Path, name: str) -> None:
-    """Make the folder of a file that a command writes in the end, and refuse a folder as the file.
+    """Make the folder of a command's output file, and refuse a folder given as the file.
 
     Raises:
-      InputError: as said; the sentence calls the file by `name`, its setting.
+      InputError: the folder cannot be made, or the file is a folder; `name` is its setting.
     """
     make_folder(file.parent, f"the folder of {name}")
     if file.is_dir():

@@ -4,10 +4,10 @@ from redrafter_jax.command_line import call_program, run
 
 
 def train() -> None:
-    """`python -m train` from anywhere."""
+    """Run `python -m train` from any folder."""
     run(lambda: call_program("train", "__main__:main"))
 
 
 def evaluate() -> None:
-    """`python -m eval` from anywhere."""
+    """Run `python -m eval` from any folder."""
     run(lambda: call_program("eval", "__main__:main"))

@@ -1,9 +1,10 @@
-"""The one exception for values from outside that cannot be used."""
+"""The exception for invalid input."""
 
 
 class InputError(ValueError):
-    """A value the caller can mend.
+    """A value from outside that the caller can correct.
 
-    The message is one sentence: the value, the limit, the way out. Command lines print it alone
-    and exit with code 2; anything else that escapes is a defect of ours and keeps its traceback.
+    The message is one sentence with the value, the limit and the way out. Command lines print only
+    the message and exit with code 2. Other exceptions are defects of this package and keep their
+    tracebacks.
     """

@@ -1,4 +1,4 @@
-"""Lists of prompts in, tokens out: speculative decoding and its baseline."""
+"""Generation for batches of prompts: speculative decoding and its autoregressive baseline."""
 
 from collections.abc import Sequence
 from itertools import chain, starmap
@@ -32,27 +32,30 @@ from redrafter_jax.parallel.mesh import check_rows, data_shards
 from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.types import GRAMMAR, LOOKUP
 
-# Decode steps between two choices of the tree.
+# Decode steps between two choices of the tree by the adaptive chooser.
 _STEPS = 32
 
 
 class Generation(NamedTuple):
-    """What `generate` returns.
+    """The result of `generate`.
 
     Attributes:
-      tokens: per row, the new tokens up to and including the stop token.
-      steps: per row, target calls after prefill.
-      acceptance_length: mean tokens gained per target call, bonus included; 1.0 without a drafter.
-      accept_counts: [B, P]; entry (b, c - 1) counts the calls that gained row b c tokens.
-      accepted_by: for each source of drafted tokens ("recurrent", "lookup"), per row, how many of
-        its tokens were accepted. A token that two sources propose counts for the first. A call's
-        last token is the target's bonus, also where the row ends before it.
-      log_probs: per row, beside each new token its log-probability under the target at
-        temperature 1 without filters; None unless asked for.
-      texts: per row, what the new tokens spell, without what ended it; None without a tokenizer.
-      prompt_log_probs: per row, likewise of the prompt's tokens from the second one on; None unless
-        asked for.
-      mirror: how often trees were ready; None without `mirror`.
+      tokens: per row, the new tokens, up to and including the stop token.
+      steps: per row, the number of target calls after prefill.
+      acceptance_length: mean number of tokens gained per target call, bonus token included; 1.0
+        without a drafter.
+      accept_counts: [B, P]; entry (b, c - 1) is the number of target calls that gained c tokens for
+        row b.
+      accepted_by: for each source of drafted tokens ("recurrent", "lookup"), the number of its
+        accepted tokens per row. A token that two sources propose counts for the first one. The last
+        token of a call counts as the target's bonus token, even where the row's end cuts it short.
+      log_probs: per row, the log-probability of each new token under the target at temperature 1,
+        without filters; None unless `log_probs` is set.
+      texts: per row, the decoded text of the new tokens, without the stop token; None without a
+        tokenizer.
+      prompt_log_probs: per row, the log-probabilities of the prompt's tokens from the second token
+        on, computed like `log_probs`; None unless `prompt_log_probs` is set.
+      mirror: counts of how often drafted trees were ready in time; None without `mirror`.
     """
 
     tokens: list[list[int]]
@@ -67,7 +70,7 @@ class Generation(NamedTuple):
 
     @property
     def copied_tokens(self) -> list[int]:
-        """Per row, the accepted tokens of prompt lookup."""
+        """Number of accepted tokens that prompt lookup proposed, per row."""
         return self.accepted_by.get(LOOKUP, [0] * len(self.tokens))
 
 
@@ -88,34 +91,34 @@ def generate(
     tokenizer: Any = None,
     mirror: MirrorConfig | None = None,
 ) -> Generation:
-    """Speculative decoding: the text of `generate_autoregressive`, in fewer target calls.
+    """Generate the text of `generate_autoregressive` in fewer target calls.
 
     Args:
-      target: from `load_target`.
-      drafter: from `load_drafter`: a head trained for this target, a smaller model with its
-        vocabulary, or a part of the target itself; or `PromptLookup()`; or None for autoregressive
-        decoding.
-      prompts: token ids: a list of lists or of arrays, ragged; an array [B T]; or what a tokenizer
-        of transformers returns without padding, such as `apply_chat_template(turns)`. With a
-        tokenizer also a conversation, a list of turns such as `{"role": "user", "content":
-        "Hi"}`, a text to continue, or a list of such.
-      max_new_tokens: limit on new tokens, one for all rows or one per row.
-      tree: the shape of the drafted trees, or the tuner's table of the fastest ones, from
-        `load_tree_table`; None is the drafter's default: `TreeConfig()` for a head, a chain for
+      target: the target model, from `load_target`.
+      drafter: the drafter, from `load_drafter` (a head trained for this target, a smaller model
+        with the target's vocabulary, or a part of the target itself), or `PromptLookup()`; None for
+        autoregressive decoding.
+      prompts: token ids, as a ragged list of lists or of arrays, as an array [B T], or as returned
+        without padding by a tokenizer of transformers, for example by
+        `apply_chat_template(turns)`. With `tokenizer` also a conversation (a list of turns such as
+        `{"role": "user", "content": "Hi"}`), a text to continue, or a list of either.
+      max_new_tokens: maximum number of new tokens, one for all rows or one per row.
+      tree: the shape of the drafted trees, or the tuner's table of the fastest shapes, from
+        `load_tree_table`; None uses the drafter's default: `TreeConfig()` for a head, a chain for
         a model.
-      adaptive: whether plain decoding takes over while a tree gains less than it costs; None is
-        True unless `tree` is one `TreeConfig`.
-      sampling: how tokens are chosen, one for all rows or one per row; None is greedy.
-      seeds: one per row, equal ones allowed; None counts rows from 0.
-      eos_token_ids: tokens that end a row, one list for all rows or one per row; None takes the
-        target's, and of a tokenizer those that end an answer; () never stops.
-      log_probs: also return the log-probability of every new token.
-      prompt_log_probs: also return those of the prompts' own tokens.
-      grammars: what the new text is held to, one for all rows or one per row, None for anything;
-        they need a tokenizer, and the package llguidance.
-      tokenizer: from `load_tokenizer`: reads conversations and texts, and gives `texts`.
-      mirror: draft the next trees while the target verifies (docs/mirror.md); None drafts them
-        after it.
+      adaptive: whether to decode without drafting while a tree gains less than it costs; None means
+        True unless `tree` is a `TreeConfig`.
+      sampling: the sampling settings, one for all rows or one per row; None is greedy decoding.
+      seeds: one random seed per row, not necessarily distinct; None uses 0, 1, 2, ...
+      eos_token_ids: stop tokens, one list for all rows or one per row; None uses the target's stop
+        tokens and the tokenizer's end-of-turn tokens; () never stops.
+      log_probs: whether to return the log-probability of every new token.
+      prompt_log_probs: whether to return the log-probabilities of the prompts' tokens.
+      grammars: constraint on the new text, one for all rows or one per row; None is unconstrained.
+        A `Grammar` needs `tokenizer` and the package llguidance.
+      tokenizer: from `load_tokenizer`; encodes conversations and texts, and decodes `texts`.
+      mirror: settings for drafting the next trees while the target verifies (docs/mirror.md); None
+        drafts them after verification.
 
     Raises:
       InputError: a prompt, a limit or the drafter does not fit the target.
@@ -163,7 +166,7 @@ def generate_autoregressive(
     grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generation:
-    """The baseline, one token per target call: `generate` without a drafter."""
+    """Generate one token per target call, the baseline: `generate` without a drafter."""
     return generate(
         target,
         None,
@@ -189,7 +192,7 @@ def engine_of(
     context_length: int | None = None,
     mirror: MirrorConfig | None = None,
 ) -> Engine:
-    """An engine with a slot for each of these requests, from `check_batch`, none submitted yet.
+    """Return an engine with one slot for each request, from `check_batch`; none is submitted.
 
     Raises:
       InputError: as `generate`.
@@ -214,13 +217,13 @@ def engine_of(
 
 
 def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) -> Generation:
-    """What rows of tokens say together, each row from its first new token on."""
+    """Collect rows of decided tokens, each from its first new token on, into a `Generation`."""
     names, longest = engine.drafted_by, engine.longest_path
     if any(token.origin == GRAMMAR for row in rows for token in row):
         names = (*names, GRAMMAR)
     counts = np.zeros((len(rows), longest), np.int64)
     for row, tokens in enumerate(rows):
-        calls = np.bincount([token.call for token in tokens])[1:]  # the first reads the prompt
+        calls = np.bincount([token.call for token in tokens])[1:]  # call 0 reads the prompt
         counts[row] = np.bincount(calls[calls > 0] - 1, minlength=longest)
     return Generation(
         tokens=[[token.id for token in row] for row in rows],
@@ -236,17 +239,17 @@ def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) ->
 
 
 def refuse_failure(target: Target, event: Event) -> None:
-    """Refuse to go on where a row cannot: for the target's scores, or for its grammar."""
+    """Raise an error for an event that ends a row because of NaN scores or its grammar."""
     if event.ended == "not numbers":
         raise not_numbers(target)
     if event.ended == "grammar":
         raise InputError(
-            "A row's grammar has become too complex for llguidance to go on with; simplify it."
+            "A row's grammar has become too complex for llguidance to continue; simplify it."
         )
 
 
 def not_numbers(target: Target) -> InputError:
-    """For a target whose scores are NaN or infinite: where it came from, and which weight it is."""
+    """Return the error for NaN or infinite scores, naming the model and, if found, the weight."""
     problem = f"{target.source or 'The model'}: the target's scores are NaN or infinite"
     for path, weight in chain.from_iterable(starmap(parts_of, nnx.to_flat_state(target.params))):
         numbers = [leaf for leaf in jax.tree.leaves(weight) if _is_floating(leaf)]
@@ -256,8 +259,8 @@ def not_numbers(target: Target) -> InputError:
                 "download or convert it again."
             )
     return InputError(
-        f"{problem}, though its weights are finite: they overflow on the way; load it in float32, "
-        "or download it again."
+        f"{problem}, though its weights are finite: activations overflow; load it in float32, or "
+        "download it again."
     )
 
 

@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a lock that the system takes away from a process that dies."""
+"""A lock on an output folder or file; the operating system releases it when the process dies."""
 
 import getpass
 import os
@@ -14,22 +14,23 @@ from filelock import FileLock, Timeout
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import broadcast_from_first, is_first
 
-# What the first process finds of the lock.
+# The result of locking in the first process.
 _FREE, _HELD, _FAILED = range(3)
 
 
 @contextmanager
 def hold(place: Path, name: str) -> Generator[None]:
-    """Within the block no other run writes to a folder, or to a file and what goes on from it.
+    """Lock a folder, or a file and the files derived from it, against other runs.
 
-    The folder, or the file's, exists. Of processes that are one job the first one holds it.
+    The folder, or the file's folder, must exist. In a job of several processes, the first process
+    holds the lock.
 
     Raises:
-      InputError: another run holds it, or it cannot be locked; the sentence calls it by `name`, its
-        setting.
+      InputError: another run holds the lock, or locking fails; `name` is the setting in the
+        sentence.
     """
     path = place / ".lock" if place.is_dir() else place.with_name(f".{place.name}.lock")
-    # In place of the system's lock a file that merely exists would outlive a run that is killed.
+    # No fallback to a lock file whose existence is the lock: it would outlive a killed run.
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     found, told = _FREE, ""
     if is_first():
@@ -44,17 +45,17 @@ def hold(place: Path, name: str) -> Generator[None]:
         except OSError as error:
             found, told = _FAILED, error.strerror or str(error)
             lock.release()
-    # The others wait for what the first one found.
+    # The other processes wait for the first one's result.
     found = int(broadcast_from_first(np.asarray(found)))
     if found == _HELD:
         raise InputError(
-            f"{name} {place} is in use by {told or 'another job'}; wait for its end, stop it, or "
+            f"{name} {place} is in use by {told or 'another job'}; wait until it ends, stop it, or "
             f"give another {name}."
         )
     if found == _FAILED:
         raise InputError(
             f"{name} {place} cannot be locked ({told or 'the first process says why'}); give "
-            f"another {name}, where files can be written and locked."
+            f"another {name} where files can be written and locked."
         )
     try:
         yield

@@ -1,4 +1,4 @@
-"""How far long work is, on stderr."""
+"""Progress reports of long work, on stderr."""
 
 import contextlib
 import sys
@@ -10,16 +10,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from redrafter_jax.parallel.processes import is_first
 
-# Seconds between two lines where stderr is no terminal.
+# Seconds between two lines if stderr is not a terminal.
 _INTERVAL = 10.0
 
 
 @contextlib.contextmanager
 def progress(total: int, description: str, done: int = 0) -> Generator[Callable[[int], None]]:
-    """A function that is told how much more is done: a bar, or lines with the time left.
+    """Yield a function that reports how much more is done, as a bar or as lines with the time left.
 
-    The bar is for terminals, the lines for all else, one now and then. Of several processes that
-    are one job only the first one reports.
+    Terminals show a bar; otherwise a line is written now and then. In a job of several processes,
+    only the first process reports.
     """
     if not is_first():
         yield lambda _: None
@@ -44,7 +44,7 @@ def progress(total: int, description: str, done: int = 0) -> Generator[Callable[
         now += amount
         if (clock := time.perf_counter()) - last >= _INTERVAL:
             left = (clock - started) / max(now - begun, 1) * max(total - now, 0)
-            # The first rows to end tell little of the others.
+            # The first items to end do not predict the time of the others.
             reliable = 10 * (now - begun) >= total - begun
             write(f", about {left:.0f} s left" if reliable else "")
             last = clock
@@ -54,7 +54,7 @@ def progress(total: int, description: str, done: int = 0) -> Generator[Callable[
 
 
 def track[Item](work: Iterable[Item], total: int, description: str) -> Iterator[Item]:
-    """Yield the items, and tell how many of them are done; see `progress`."""
+    """Yield the items, and report progress; see `progress`."""
     with progress(total, description) as advance:
         for item in work:
             yield item

@@ -1,10 +1,10 @@
-"""How a row turns scores into a choice: what its text adds to them, temperature, filters, noise.
+"""From the target's scores to a chosen token: adjustments, temperature, filters and noise.
 
-What is added, a bias, penalties and a least length, is a function of the text so far. At a node of
-a tree that text goes on with the node's ancestors, so a tree and plain decoding adjust the scores
+The adjustments (bias, penalties, minimum length) are functions of the text so far. At a node of a
+tree that text includes the node's ancestors, so tree decoding and plain decoding adjust the scores
 of a text alike. Order and formulas are those of vLLM: the bias, then the repetition penalty of
-arXiv 1909.05858 (section 4.1), which counts the prompt too, then the penalties of OpenAI's API,
-which count new tokens alone. Last come the tokens that a grammar allows.
+arXiv 1909.05858 (section 4.1), which also counts the prompt, then the penalties of OpenAI's API,
+which count new tokens only. The mask of tokens that a grammar allows comes last.
 """
 
 from collections.abc import Callable
@@ -21,18 +21,19 @@ from redrafter_jax.types import Adjustment, Controls, Sampling, TokenTree
 
 Made = TypeVar("Made")
 
-# Names, in compiled programs and profiles, of what rows that ask for none leave out.
+# Named scopes of the parts that are skipped at run time if no row needs them.
 NOISE, FILTERS = "noise", "filters"
 
 
 def draw_noise(
     sampling: Sampling, positions: Int[Array, " B"], count: int, vocab_size: int
 ) -> Float[Array, "B P V"]:
-    """Gumbel noise for the tokens at `count` positions from `positions` on; 0 for greedy rows.
+    """Return Gumbel noise for the tokens at `count` positions from `positions` on.
 
-    A pure function of (seed, absolute position, token id), whatever the batch, the tree or the
-    step: adding it to `log p` and taking the argmax draws from p (Gumbel-max), and a drafter that
-    sees it too can guess the very token that will be drawn (shared randomness, arXiv 2408.07978).
+    Greedy rows get 0. The noise is a pure function of (seed, absolute position, token id),
+    independent of the batch, the tree and the step. Adding it to `log p` and taking the argmax
+    draws from p (Gumbel-max); a drafter that uses the same noise can guess the token that will be
+    drawn (shared randomness, arXiv 2408.07978).
     """
 
     def draw() -> Float[Array, "B P V"]:
@@ -49,21 +50,22 @@ def draw_noise(
 def _gumbel(
     seeds: Int[Array, " B"], positions: Int[Array, "B P"], vocab_size: int
 ) -> Float[Array, "B P V"]:
-    """Threefry keyed by (seed, position); a counter's two words serve two neighbouring tokens.
+    """Return Gumbel noise from Threefry keyed by (seed, position).
 
-    Written out, not `jax.random.gumbel`: that depends on the default generator and on flags, and
-    with 23 random bits never draws a token less likely than 1e-7.
+    Each counter yields two words, which serve two neighbouring tokens. `jax.random.gumbel` is not
+    used: it depends on the default generator and on flags, and with its 23 random bits it never
+    draws a token less likely than 1e-7.
     """
     keys = seeds.astype(jnp.uint32)[:, None, None], positions.astype(jnp.uint32)[..., None]
     words = _threefry(keys, jnp.arange(-(-vocab_size // 2), dtype=jnp.uint32))
 
     def noise(bits: UInt[Array, "B P half"]) -> Float[Array, "B P half"]:
-        # Small values of `uniform` give large noise, and floats are densest there.
+        # Small `uniform` gives large noise, and float32 is densest near 0.
         uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
         return -jnp.log(-jnp.log1p(-uniform))
 
-    # A barrier: fused with what interleaves or reads them, XLA for CPUs would compute every word
-    # anew for both its neighbours, and one at a time.
+    # Barrier: if XLA for CPUs fused the words with their consumers, it would compute every word
+    # twice, and without vectorizing.
     even, odd = jax.lax.optimization_barrier((noise(words[0]), noise(words[1])))
     return jnp.stack([even, odd], axis=-1).reshape(*positions.shape, -1)[..., :vocab_size]
 
@@ -71,10 +73,11 @@ def _gumbel(
 def _threefry(
     keys: tuple[UInt[Array, "B 1 1"], UInt[Array, "B P 1"]], counters: UInt[Array, " half"]
 ) -> tuple[UInt[Array, "B P half"], UInt[Array, "B P half"]]:
-    """The two words of Threefry-2x32 with 20 rounds for the counters (c, 0).
+    """Return the two words of Threefry-2x32 with 20 rounds for the counters (c, 0).
 
-    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). JAX's own loops over the
-    rounds on CPUs and holds the words in between, which takes seven times as long.
+    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The rounds are unrolled:
+    on CPUs, JAX's own implementation loops over them and materializes the words of each round,
+    which takes seven times as long.
     """
     schedule = (*keys, keys[0] ^ keys[1] ^ jnp.uint32(0x1BD11BDA))
     left, right = counters + schedule[0], jnp.broadcast_to(schedule[1], keys[1].shape)
@@ -90,20 +93,21 @@ def _threefry(
 def filter_logits(
     logits: Float[Array, "B M part"], sampling: Sampling, size: int | None = None
 ) -> Float[Array, "B M part"]:
-    """Logits over the temperature, -inf where top-k, top-p or min-p drops the token.
+    """Return logits divided by the temperature, -inf where top-k, top-p or min-p drops a token.
 
-    Temperature first, then the filters in that order, each on what the one before it kept: the
-    order and the definitions of Hugging Face's logits processors, except that top-p, too, keeps
-    all tokens that tie with the last one kept. A greedy row (temperature 0) is returned as it came.
+    The temperature comes first, then the filters in that order, each applied to the tokens kept by
+    the one before. Order and definitions are those of Hugging Face's logits processors, except that
+    top-p also keeps all tokens that tie with the last kept token. Greedy rows (temperature 0) are
+    returned unchanged.
 
     Args:
-      logits: of all tokens; on a mesh maybe of this device's part of them.
-      sampling: the rows' temperature and filters.
-      size: number of all tokens; None where the logits are of all.
+      logits: scores of all tokens, or on a mesh of this device's shard of them.
+      sampling: temperature and filters of the rows.
+      size: size of the whole vocabulary; None if `logits` covers it.
     """
     filters = _filters_of(sampling, size or logits.shape[-1])
     none = jnp.full(logits.shape[:-1], -jnp.inf)
-    # The branches give a number per row, not filtered logits: what a `cond` gives is written out.
+    # `cond` returns a bound per row, not filtered logits: its outputs are written to memory.
     with jax.named_scope(FILTERS):
         lowest = jax.lax.cond(filters.asked.any(), lambda: filters.lowest(logits), lambda: none)
     return filters.apply(logits, lowest)
@@ -115,10 +119,10 @@ def of_filtered(
     sampling: Sampling,
     size: int,
 ) -> Made:
-    """What is made of the filtered logits, for GPUs: of what is written all the same.
+    """Apply `make` to the filtered logits, within either branch of the `cond`, for GPUs.
 
-    It is made in either branch, so that no kernel writes the bounds of rows that ask for no filter.
-    Arguments as in `filter_logits`.
+    For a `make` whose result is written to memory anyway. No kernel then writes bounds for rows
+    without filters. The other arguments are those of `filter_logits`.
     """
     filters = _filters_of(sampling, size)
     with jax.named_scope(FILTERS):
@@ -130,7 +134,7 @@ def of_filtered(
 
 
 class _Filters(NamedTuple):
-    """Of each row; a bound that is infinite, or a floor of 0, keeps every token."""
+    """Bounds of each row's filters; an infinite bound, or a `min_p` of 0, keeps every token."""
 
     size: int
     unit: Float[Array, " B"]
@@ -143,8 +147,8 @@ class _Filters(NamedTuple):
         return jnp.isfinite(self.top_k) | jnp.isfinite(self.top_p) | (self.min_p > 0)
 
     def lowest(self, logits: Float[Array, "B M part"]) -> Float[Array, "B M"]:
-        """The lowest logit that is kept of each row; -inf where all are."""
-        from pallas_kernels.lowest_kept import lowest_kept  # when a step is traced
+        """The lowest kept logit of each row; -inf where all are kept."""
+        from pallas_kernels.lowest_kept import lowest_kept  # only needed while tracing a step
 
         bounds = self.top_k, self.top_p, self.min_p
         found = lowest_kept(all_gather(logits, self.size), self.unit, *bounds)
@@ -163,16 +167,16 @@ def _filters_of(sampling: Sampling, size: int) -> _Filters:
     top_k = jnp.where(
         sampled & (sampling.top_k < size), sampling.top_k.astype(jnp.float32), jnp.inf
     )
-    # Above 0 after rounding, so that the first token is always kept.
+    # Kept above 0 after rounding, so that the most likely token is always kept.
     top_p = jnp.maximum(sampling.top_p, jnp.finfo(jnp.float32).tiny)
     top_p = jnp.where(sampled & (sampling.top_p < 1), top_p, jnp.inf)
     return _Filters(size, unit, top_k, top_p, jnp.where(sampled, sampling.min_p, 0.0))
 
 
-# Arrays of one shape, reduced together, and how two of their entries become one.
+# Two arrays of one shape, reduced together, and the function that joins two of their entries.
 Pair = tuple[Any, Any]
 Join = Callable[[Pair, Pair], Pair]
-# Parts of a row at most, each of which is a block of threads.
+# Maximum number of parts per row; each part is one thread block.
 _PARTS = 16
 
 
@@ -181,7 +185,7 @@ def reduce_parts(
     none: tuple[Array, Array],
     join: Join,
 ) -> tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]]:
-    """A reduction of the last axis in a few parts, for GPUs; `join_parts` ends it."""
+    """Reduce the last axis to a few parts, for GPUs; `join_parts` joins these."""
     size, axis = pair[0].shape[-1], pair[0].ndim - 1
     parts = next(parts for parts in range(_PARTS, 0, -1) if size % parts == 0)
     first, second = (one.reshape(*one.shape[:-1], parts, -1) for one in pair)
@@ -192,9 +196,9 @@ def reduce_parts(
 def join_parts(
     pair: tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]], join: Join
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
-    """The parts of `reduce_parts` joined, one by one.
+    """Join the parts of `reduce_parts` one by one.
 
-    XLA makes that a part of what follows; of a second reduction it would make another kernel.
+    XLA fuses these joins into the next kernel; a second reduction would be a kernel of its own.
     """
     left, right = pair
     return reduce(join, ((left[..., at], right[..., at]) for at in range(left.shape[-1])))
@@ -207,12 +211,12 @@ def adjustment_of(
     stop_tokens: Int[Array, "B E"],
     vocab_size: int,
 ) -> Adjustment:
-    """What texts make of the rows' controls.
+    """Compute the `Adjustment` of rows from their controls and texts.
 
     Args:
-      controls: what the rows ask for.
-      tokens: their texts, garbage from `lengths` on.
-      lengths: decided tokens, prompts and roots included.
+      controls: the controls of the rows.
+      tokens: texts of the rows, garbage from `lengths` on.
+      lengths: number of decided tokens, prompts and roots included.
       stop_tokens: tokens that end a row, padded with -1.
       vocab_size: V.
     """
@@ -239,10 +243,10 @@ def adjustment_of(
 def adjust_nodes(
     logits: Float[Array, "B N part"], tree: TokenTree, adjustment: Adjustment
 ) -> Float[Array, "B N part"]:
-    """The target's scores after each node of a tree, adjusted for the text down to the node.
+    """Adjust the target's scores at each node for the text up to and including the node.
 
-    The text above the root is counted densely; a node's ancestors change scores of their own tokens
-    alone, which are N at most.
+    The counts of the text up to the root are dense, over V. Below the root, a node's ancestors
+    change the scores of at most N tokens.
     """
     (B, N, part), V = logits.shape, adjustment.seen.shape[-1]
     adjusted = _adjust_rows(logits, adjustment)
@@ -250,7 +254,7 @@ def adjust_nodes(
         tokens, controls = tree.tokens, adjustment.controls
         below = (jnp.arange(N) > 0) & (tokens >= 0)
         above = tree.mask & below[:, None, :]
-        # How often the path to node i has the token of its ancestor j.
+        # Occurrences of the token of ancestor j on the path to node i.
         same = (tokens[:, :, None] == tokens[:, None, :]).astype(jnp.float32)
         times = jnp.einsum("BIK,BKJ->BIJ", above.astype(jnp.float32), same)
         at = jnp.broadcast_to((tokens - shard_start(part, V))[:, None], above.shape)
@@ -269,11 +273,10 @@ def adjust_nodes(
 
 
 def adjust_drafts(logits: Float[Array, "B M part"], sampling: Sampling) -> Float[Array, "B M part"]:
-    """A drafter's scores, adjusted for the text above the root; as they are where nobody asks.
+    """Adjust a drafter's scores for the text up to the root; unchanged if no row asks for it.
 
-    What is drafted on the way down is not counted, and what may follow it is not known: that costs
-    acceptance, and never changes a text. Tokens after the root come first, where some may not be
-    chosen.
+    Drafted tokens are not counted, and a grammar's mask is known only for the tokens right after
+    the root, which come first. This can cost acceptance but never changes a text.
     """
     adjustment, part = sampling.adjustment, logits.shape[-1]
     if adjustment is not None:
@@ -286,7 +289,7 @@ def adjust_drafts(logits: Float[Array, "B M part"], sampling: Sampling) -> Float
 
 
 def unpack_bits(masks: Int[Array, "B N words"], vocab_size: int) -> Bool[Array, "B N V"]:
-    """The tokens whose bits are set, of 32 in each word, the lowest first."""
+    """Unpack masks of 32 tokens per word, lowest bit first."""
     bits = (masks[..., None] >> jnp.arange(32)) & 1
     return bits.reshape(*masks.shape[:2], -1)[..., :vocab_size] == 1
 
@@ -294,12 +297,12 @@ def unpack_bits(masks: Int[Array, "B N words"], vocab_size: int) -> Bool[Array, 
 def keep_allowed(
     logits: Float[Array, "B N part"], allowed: Bool[Array, "B _ V"]
 ) -> Float[Array, "B N part"]:
-    """Scores of the tokens that may be chosen; minus infinity for all others."""
+    """Set the scores of tokens that are not allowed to minus infinity."""
     return jnp.where(own_shard(allowed, logits.shape[-1]), logits, -jnp.inf)
 
 
 def of_drafted(sampling: Sampling, drafted: Int[Array, " U"] | None) -> Sampling:
-    """The sampling for the U tokens that can be drafted; None for all."""
+    """Restrict the sampling's vocabulary axes to the U draftable tokens; None keeps all tokens."""
     if drafted is None:
         return sampling
     if sampling.allowed is not None:
@@ -320,7 +323,7 @@ def of_drafted(sampling: Sampling, drafted: Int[Array, " U"] | None) -> Sampling
 def _adjust_rows(
     logits: Float[Array, "B M part"], adjustment: Adjustment
 ) -> Float[Array, "B M part"]:
-    """Scores adjusted for the text above the root, before its minimum length."""
+    """Adjust scores for the text up to the root, except for the minimum length."""
     part = logits.shape[-1]
     bias, seen, counts = (
         own_shard(one, part)[:, None]
@@ -336,7 +339,7 @@ def _adjust(
     counts: Float[Array, "B _ K"],
     controls: Controls,
 ) -> Float[Array, "B M K"]:
-    """Scores of tokens that a text has `seen`, and that came `counts` times after its prompt."""
+    """Apply bias and penalties; `seen`: in the text, `counts`: occurrences after its prompt."""
     repetition, presence, frequency = (
         one[:, None, None] for one in (controls.repetition, controls.presence, controls.frequency)
     )

@@ -1,4 +1,4 @@
-"""One decode step to look at: the tree that was drafted, and the path that the target accepted."""
+"""A picture of one decode step: the drafted tree, and the path that the target accepted."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from redrafter_jax.generation import engine_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import SOURCES, StepTrace
 
-# Pixels of a node, and between two of them.
+# Sizes in pixels: width and height of a node, gaps between nodes to the right and below.
 _WIDTH, _HEIGHT, _APART, _BELOW = 130, 26, 36, 12
-# Notebooks put the picture into their page, whose other pictures this style must leave alone.
+# Notebooks embed the picture in their page; the class keeps its style from their other pictures.
 _CLASS = "redrafter-step"
 _STYLE = "".join(
     f".{_CLASS} {rule}"
@@ -37,11 +37,11 @@ _STYLE = "".join(
 
 
 class TreeView(NamedTuple):
-    """A drawn step; notebooks show the picture, `print` the text.
+    """A drawn decode step; notebooks show the picture, `print` the text.
 
     Attributes:
-      text: a line for each node.
-      svg: the picture.
+      text: the tree as text, one line per node.
+      svg: the tree as an SVG picture.
     """
 
     text: str
@@ -65,32 +65,32 @@ def trace_step(
     tokenizer: Any = None,
     after: int = 0,
 ) -> StepTrace:
-    """What one decode step decides, for `show_tree`.
+    """Run one decode step and return its trace, for `show_tree`.
 
     Args:
       target: as in `generate`.
       drafter: as in `generate`.
       prompts: as in `generate`.
-      tree: as in `generate`, but no table.
+      tree: as in `generate`, but not a table.
       sampling: as in `generate`.
       seeds: as in `generate`.
       tokenizer: as in `generate`.
-      after: decode steps before the one that is told of.
+      after: number of decode steps before the traced step.
 
     Raises:
-      InputError: as `generate`; or a text ends before that step, or the sampling has penalties,
-        biases or `min_tokens`, which the step alone does not know.
+      InputError: as `generate`; or a text ends before the traced step, or the sampling has
+        penalties, biases or `min_tokens`, which a single step does not support.
     """
     check_size(after, "after", least=0)
     if not isinstance(tree, TreeConfig | None):
-        raise InputError("tree is a table of trees; give one TreeConfig, whose step is shown.")
+        raise InputError("tree is a table of trees; trace_step needs one TreeConfig.")
     bound, (one,) = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, None)
     longest = 1 if one is None else one.max_path
     room = 2 + (after + 1) * longest
     if sampling is not None and sampling.adjusts:
         raise InputError(
-            "sampling has penalties, biases or min_tokens, which a single step does not know; "
+            "sampling has penalties, biases or min_tokens, which trace_step does not support; "
             "leave them out."
         )
     batch = Batch(asked.prompts, room, sampling, seeds, asked.eos_token_ids)
@@ -108,18 +108,19 @@ def trace_step(
 
 
 def show_tree(trace: StepTrace, tokenizer: Any, row: int = 0) -> TreeView:
-    """Draw the tree of a decode step, with what the target accepted of it.
+    """Draw the tree of a decode step, and the path that the target accepted.
 
-    Beside every token stands the probability that its drafter gives it after its parent; prompt
-    lookup gives none. The last line is the target's own token, which follows the accepted path.
+    Each token is shown with the drafter's probability of the token given its parent; tokens from
+    prompt lookup have none. The last line is the target's bonus token, which follows the accepted
+    path.
 
     Args:
       trace: from `trace_step`, or from a decode step.
-      tokenizer: whose `decode` spells tokens.
-      row: of the batch.
+      tokenizer: object whose `decode` turns token ids into text.
+      row: index of the row in the batch.
 
     Raises:
-      InputError: there is no such row, or it was done before the step.
+      InputError: the row does not exist, or was done before the step.
     """
     rows = trace.tree.tokens.shape[0]
     check_size(row, "row", least=0, most=rows - 1)
@@ -128,7 +129,7 @@ def show_tree(trace: StepTrace, tokenizer: Any, row: int = 0) -> TreeView:
 
 
 class _Node(NamedTuple):
-    """A node as it is drawn."""
+    """A node as drawn."""
 
     token: str
     parent: int
@@ -138,7 +139,7 @@ class _Node(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Live nodes by their places in the tree, and the target's own token."""
+    """The nodes except padding by their index in the tree, and the target's bonus token."""
 
     nodes: dict[int, _Node]
     own: str
@@ -149,7 +150,7 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(trace: StepTrace, tokenizer: Any) -> _Drawn:
-    """The nodes of one row, whose arrays have no axis of rows any more."""
+    """Collect the nodes of one row from a trace without the batch axis."""
     tree, accepted = trace.tree, trace.accepted
     if not int(trace.gained):
         raise InputError("The text of this row ended before the step; show another one.")
@@ -203,7 +204,7 @@ def _svg(drawn: _Drawn) -> str:
         return places[node][1]
 
     place(0, 0)
-    own = -1  # the target's token, one column behind the last accepted node
+    own = -1  # the target's bonus token, one column after the last accepted node
     depth, level = places[drawn.end]
     taken = {where for where in places.values() if where[0] == depth + 1}
     while any(abs(other - level) < 1 for _, other in taken):

@@ -1,6 +1,6 @@
-"""Decoding as it happens: tokens every few steps, their text, and strings that end a row.
+"""Streaming generation: tokens and text every few decode steps, and stop strings.
 
-This is the host's side of decoding; everything it decides is decided between decode steps.
+This is host code; stop strings are matched between decode steps.
 """
 
 import operator
@@ -37,15 +37,15 @@ from redrafter_jax.text.tokenizer import Detokenize, TextStream
 
 @dataclass(frozen=True)
 class Update:
-    """What a stream yields.
+    """The progress of a stream since its last update.
 
     Attributes:
       tokens: per row, the tokens decided since the last update.
-      texts: per row, the text released since the last update; "" without `detokenize`. Bytes that
-        are no whole character yet, and what may turn out to be a stop string, come later.
-      stopped: per row, whether a stop string has ended it.
-      pieces: per row, the new tokens with what each of them released of the text, and with who
-        proposed it in which target call; empty without `detokenize`.
+      texts: per row, the text released since the last update; "" without `detokenize`. Incomplete
+        characters and text that may become a stop string are held back.
+      stopped: per row, whether a stop string has ended the row.
+      pieces: per row, the new tokens as `Token` records: the text that each token released, its
+        source, and its target call; empty without `detokenize`.
     """
 
     tokens: list[list[int]]
@@ -60,24 +60,24 @@ class Update:
 
     @cached_property
     def generation(self) -> Generation:
-        """Everything up to this update, as `generate` returns it."""
+        """The tokens and texts of the stream up to this update, as `generate` returns them."""
         rows = [row[:count] for row, count in zip(self._rows, self._counts, strict=True)]
         collected = collect(self._engine, rows, self._log_probs)
         return collected._replace(texts=self._whole_texts)
 
 
 class KeptCache:
-    """The cache that one stream leaves to the next: a longer prompt prefills only its new suffix.
+    """A cache shared by consecutive streams, so that a longer prompt prefills only its new suffix.
 
-    Give the same one to every stream of a conversation, one at a time. What the new prompt and the
-    decided tokens begin with in common is kept, in whole pages of 64 tokens, whatever the prompt,
-    also after a stream that was closed early. One cache serves one target.
+    Pass the same `KeptCache` to every stream of a conversation, one stream at a time. The common
+    prefix of the new prompt and the decided tokens is reused in whole pages of 64 tokens, for any
+    prompt, and also after a stream that was closed early. A cache serves one target.
 
     Args:
-      context_length: tokens that a text may have, prompt included; the cache is made for as many.
+      context_length: maximum number of tokens of a text, prompt included; sets the cache's size.
 
     Raises:
-      InputError: it is no whole number, or below 1.
+      InputError: `context_length` is not an integer, or is below 1.
     """
 
     def __init__(self, context_length: int) -> None:
@@ -95,18 +95,19 @@ class KeptCache:
         adaptive: bool | None,
         log_probs: bool,
     ) -> Engine:
-        """The engine of the streams before, which has their texts; a new one for other trees.
+        """Return the previous streams' engine, or a new one for another drafter or other trees.
 
         Raises:
-          InputError: it has been another target's, or too few slots or other rows.
+          InputError: the cache belongs to another target, has another number of rows, or is too
+            small.
         """
         kept = self._engine
         if kept is not None and not _same_weights(kept.target, target):
             raise InputError("kept_cache is of another target; make a new KeptCache for this one.")
         if kept is not None and kept.slots != len(requests):
             raise InputError(
-                f"kept_cache has {kept.slots} rows, but there are {len(requests)} prompts; give "
-                "one of as many."
+                f"kept_cache has {kept.slots} rows, but there are {len(requests)} prompts; make a "
+                "new KeptCache for another number of prompts."
             )
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         if longest > self._context_length:
@@ -145,15 +146,15 @@ def stream(
     grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generator[Update]:
-    """Decode as `generate` does, yielding what is new every `steps_per_yield` steps.
+    """Decode as `generate` does, and yield an `Update` every `steps_per_yield` decode steps.
 
-    The first update holds the token that prefill decides. Closing the iterator frees the state.
-    What ends a row is no part of its text. A row whose text meets a stop string ends there: its
-    text is cut before the string, its tokens after the one that completes it; steps and counts go
-    on to the next update.
+    The first update holds the token decided by prefill. Closing the iterator frees the state. Stop
+    tokens and stop strings are not part of a row's text. A row stops when its text contains a stop
+    string: the text is cut before the string, and the tokens after the token that completes the
+    string are dropped and not counted.
 
     Args:
-      target: from `load_target`.
+      target: as in `generate`.
       drafter: as in `generate`.
       prompts: as in `generate`.
       max_new_tokens: as in `generate`.
@@ -164,16 +165,16 @@ def stream(
       eos_token_ids: as in `generate`.
       log_probs: as in `generate`.
       steps_per_yield: decode steps between two updates.
-      detokenize: from token ids to text, the same for the same tokens whatever follows them (no
-        cleaning up of spaces); stop strings need it.
+      detokenize: function from token ids to text; the text of a token must not depend on the
+        tokens after it (no clean-up of spaces). Required for `stop_strings`.
       stop_strings: strings that end a row, one list for all rows or one per row.
-      kept_cache: of the streams before this one; it keeps the cache when this one is closed.
+      kept_cache: the cache of the previous streams; it stays usable after this stream is closed.
       grammars: as in `generate`.
-      tokenizer: as in `generate`; it detokenizes too.
+      tokenizer: as in `generate`; also the default for `detokenize`.
 
     Raises:
-      InputError: as `generate`, at the first `next`; or a stop string is empty or has no
-        `detokenize`, or the kept cache has too few slots, other rows or another target.
+      InputError: as `generate`, at the first `next`; or a stop string is empty or is given without
+        `detokenize`; or the kept cache is too small, or has other rows or another target.
     """
     check_size(steps_per_yield, "steps_per_yield")
     bound, _ = bind_models(target, drafter, tree)
@@ -202,7 +203,7 @@ def stream(
     ]
     engine.steps_per_call = steps_per_yield
     places = {engine.submit(request): row for row, request in enumerate(requests)}
-    steps = 0  # the first update is prefill's
+    steps = 0  # the first update is that of prefill
     try:
         while engine.busy:
             fresh, texts = [list[int]() for _ in rows], [""] * len(rows)
@@ -232,13 +233,13 @@ def stream(
 
 
 def _same_weights(one: Target, other: Target) -> bool:
-    """Whether both are the same arrays: two targets that load from one folder are not."""
+    """Whether two targets share their arrays; two loads of one folder do not."""
     ours, theirs = jax.tree.leaves(one), jax.tree.leaves(other)
     return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether an engine was made for the same drafter and trees."""
+    """Whether an engine made for one drafter and trees fits the other: same arrays and settings."""
     if not before:
         return False
     (leaves, *stated), (own_leaves, *own_stated) = before, now
@@ -247,7 +248,7 @@ def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
 
 
 class _Row:
-    """What one row of a stream has given out, up to the token that completes a stop string."""
+    """The tokens and text that a row has released, up to the token that completes a stop string."""
 
     def __init__(self, text: TextStream | None, end_tokens: Sequence[int]) -> None:
         self.tokens: list[Token] = []
@@ -257,9 +258,9 @@ class _Row:
         self._end_tokens = frozenset(end_tokens)
 
     def push(self, decided: Sequence[Token], ended: bool) -> list[Token]:
-        """Take the tokens that were decided; returns those given out, with the text they release.
+        """Add decided tokens, and return the released tokens with the text that each releases.
 
-        What is held back until the end is the last token's.
+        Text held back until the row's end is attached to the last token.
         """
         if self.stopped:
             return []
@@ -290,7 +291,7 @@ def _stop_strings(
         if any(not isinstance(one, str) for one in strings):
             raise InputError(f"{name} is {strings!r}; it must hold strings.")
         if "" in strings:
-            raise InputError(f"{name} holds an empty string; leave it out, or no text could begin.")
+            raise InputError(f"{name} holds an empty string, which ends every text; leave it out.")
         if strings and detokenize is None:
             raise InputError(
                 f"{name} is given without detokenize; give the tokenizer's decode, so that tokens "

@@ -4,14 +4,15 @@ B batch          L target layers            W beam width
 T prompt length  Q, K query, key heads      R draft rounds (tokens drafted per beam)
 S cache slots    H head dimension           N tree nodes, root included
 V vocabulary     D model width              P longest accepted path, root included
-E stop tokens    U tokens that can be drafted, V or fewer
-Z context width, D for every hidden state in it            C nodes that a second drafter adds
-O sources of nodes, those of `SOURCES`                       X extensions of a round, W or more
+E stop tokens    U draftable tokens, U <= V
+Z context width (D per hidden state)        C nodes added by a second drafter
+O sources of nodes (`SOURCES`)              X extensions kept per round, X >= W
 
-Elsewhere E is also the width of a head's blocks (`exit_dim`), C a chunk of positions, X the target
-calls that an engine makes at once; I and O are the inputs and outputs of a linear map.
+Some letters have a second meaning elsewhere: E is also the width of a head's blocks (`exit_dim`), C
+the positions of a prompt chunk, X the target calls of one engine call; I and O are the inputs and
+outputs of a linear map.
 
-All of them are `NamedTuple`s: pytrees that pass through every JAX transform.
+All types here are `NamedTuple`s: pytrees that pass through every JAX transform.
 """
 
 from collections.abc import Callable
@@ -19,21 +20,21 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
-# A target's own vocabulary projection, for whatever is as wide as its hidden states; float32.
+# A target's vocabulary projection, applicable to any hidden states of its width; returns float32.
 Scorer = Callable[[Float[Array, "... D"]], Float[Array, "... U"]]
 
 
 class Controls(NamedTuple):
-    """What rows ask for that depends on their texts, as arrays; see `SamplingConfig`.
+    """Sampling controls that depend on the text, as arrays; see `SamplingConfig`.
 
     Attributes:
-      prompt_lengths: tokens of the prompts; those after them are new.
-      min_tokens: new tokens that come before a stop token may.
-      repetition: penalty of tokens in the text; 1 for none.
-      presence: penalty of new tokens; 0 for none.
-      frequency: penalty of a new token for each time that it came; 0 for none.
-      bias_tokens: tokens whose scores change, V and above for none; I is any number of them.
-      biases: by how much they change.
+      prompt_lengths: number of prompt tokens; later tokens count as new.
+      min_tokens: number of new tokens before which no stop token is allowed.
+      repetition: repetition penalty for tokens in the text; 1 for none.
+      presence: penalty for tokens among the new tokens; 0 for none.
+      frequency: penalty per occurrence among the new tokens; 0 for none.
+      bias_tokens: ids of the I tokens with a bias; ids of V and above are padding.
+      biases: the values added to the scores of `bias_tokens`.
     """
 
     prompt_lengths: Int[Array, " B"]
@@ -46,17 +47,17 @@ class Controls(NamedTuple):
 
 
 class Adjustment(NamedTuple):
-    """What the texts so far make of the rows' controls, for every token of the vocabulary.
+    """The effect of the rows' `Controls`, given their texts, on every token of the vocabulary.
 
-    For drafters V may be U, the tokens that can be drafted.
+    For a drafter the vocabulary axis may be U, the draftable tokens, instead of V.
 
     Attributes:
-      controls: what the rows ask for.
-      bias: what is added to the tokens' scores.
-      seen: which tokens are in the text, prompt included.
-      counts: how often each came after the prompt.
-      stops: which tokens end the row.
-      short: tokens that must come before one of these may; 0 and below for none.
+      controls: the controls of the rows.
+      bias: value added to each token's score.
+      seen: whether the token occurs in the text, prompt included.
+      counts: occurrences of the token after the prompt.
+      stops: whether the token ends the row.
+      short: number of tokens still missing before a stop token is allowed; 0 or less for none.
     """
 
     controls: Controls
@@ -68,18 +69,18 @@ class Adjustment(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Per-row choice of the next token, as arrays so that no value of theirs recompiles.
+    """Sampling settings per row, as arrays, so that new values do not recompile.
 
     Attributes:
       temperature: 0 is greedy.
       top_k: V or more keeps all tokens.
       top_p: 1 keeps all tokens.
       min_p: 0 keeps all tokens.
-      seeds: with the absolute position, the key of the row's noise.
-      adjustment: what scores are changed by before all else, within a step; None where no row asks
-        for it, for which other programs are compiled.
-      allowed: tokens that may be chosen at each of M nodes, or after the root where M is 1; None
-        for all, as above.
+      seeds: random seeds; seed and absolute position are the key of a row's noise.
+      adjustment: changes of the scores before temperature and filters, set within a step; None if
+        no row has any (a separately compiled program).
+      allowed: whether a grammar allows a token, at each of M nodes, or after the root if M is 1;
+        None if every token is allowed (a separately compiled program).
     """
 
     temperature: Float[Array, " B"]
@@ -95,11 +96,11 @@ class Requests(NamedTuple):
     """A batch of prompts as arrays.
 
     Attributes:
-      tokens: prompts, left-aligned and padded with zeros to the cache slots.
-      lengths: tokens per prompt.
-      limits: tokens, prompt included, at which a row ends.
+      tokens: prompts, left-aligned and padded with zeros to the S cache slots.
+      lengths: number of prompt tokens.
+      limits: number of tokens, prompt included, at which a row ends.
       stop_tokens: tokens that end a row, padded with -1.
-      sampling: how the rows' tokens are chosen.
+      sampling: sampling settings of the rows.
     """
 
     tokens: Int[Array, "B S"]
@@ -109,7 +110,7 @@ class Requests(NamedTuple):
     sampling: Sampling
 
 
-# What stands for the choice among scores that are not numbers; padding is -1.
+# The chosen token where the scores are NaN or infinite; -1 is padding.
 NO_CHOICE = -2
 
 
@@ -117,10 +118,10 @@ class Beams(NamedTuple):
     """The trace of a beam search.
 
     Attributes:
-      tokens: of each round the tokens of its X best extensions; the first W stay beams, and X is W
+      tokens: tokens of the X best extensions per round; the first W become the next beams. X = W
         unless the tree is reranked.
-      parents: beam of round r - 1 that it extends (0 in round 0).
-      log_probs: score of the whole beam, summed from the root; never above 0, nor NaN.
+      parents: index of the beam of the previous round that is extended; 0 in round 0.
+      log_probs: cumulative log-probability of the beam from the root on; at most 0, never NaN.
     """
 
     tokens: Int[Array, "B R X"]
@@ -128,28 +129,28 @@ class Beams(NamedTuple):
     log_probs: Float[Array, "B R X"]
 
 
-# What proposes nodes: the drafter, and prompt lookup where the tree has tokens of it.
+# Sources of tree nodes: the drafter, and prompt lookup if the tree has `lookup_tokens`.
 LOOKUP = "lookup"
 SOURCES = ("drafter", LOOKUP)
-# What proposes nodes beside them where a row is held to a grammar: tokens that it forces.
+# The source of nodes that a row's grammar forces; its index follows those of `SOURCES`.
 GRAMMAR = "grammar"
 
 
 class TokenTree(NamedTuple):
     """Draft tokens in topological order; node 0 is the root and its own parent.
 
-    A padding node (where there are fewer nodes than slots) has token -1, log-probability -inf and
-    a mask of itself alone: no other node sees it and its token equals no choice of the target, so
+    Rows with fewer nodes are padded. A padding node has token -1, log-probability -inf and a mask
+    of itself alone: no other node attends to it, and its token equals no choice of the target, so
     it is never accepted.
 
     Attributes:
-      tokens: the node's token, -1 for padding nodes.
+      tokens: the node's token; -1 for padding nodes.
       parents: index of the parent node, smaller than the node's own.
-      depth: 0 at the root.
+      depth: distance from the root; 0 at the root.
       mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
-      log_probs: the drafter's score of the path to the node; 0 at the root.
-      origin: which of `SOURCES` proposed the node, `GRAMMAR` after them; -1 at the root and at
-        padding nodes.
+      log_probs: the drafter's log-probability of the path to the node; 0 at the root.
+      origin: index into `(*SOURCES, GRAMMAR)` of the node's source; -1 at the root and at padding
+        nodes.
     """
 
     tokens: Int[Array, "B N"]
@@ -161,7 +162,7 @@ class TokenTree(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """The layers that a drafter has in the cache.
+    """The shape of a drafter's own layers in the cache.
 
     Attributes:
       layers: number of layers.
@@ -177,9 +178,9 @@ class CacheShape(NamedTuple):
 class KVCache(NamedTuple):
     """Keys and values of the decided tokens in pages, a tuple over layers, head-major.
 
-    The target's layers come first, the drafter's own after them; these may differ in K and H.
-    Token i of row b is in slot `i % PAGE` of page `table[b, i // PAGE]`, on a mesh of this device's
-    own pages. Slots at and past `lengths` hold garbage that nothing reads.
+    The target's layers come first, then the drafter's own layers, whose K and H may differ. Token i
+    of row b is in slot `i % PAGE` of page `table[b, i // PAGE]`; on a mesh, page numbers are local
+    to the device. Slots at and past `lengths` hold garbage that nothing reads.
     """
 
     keys: tuple[Float[Array, "pages K page H"], ...]
@@ -189,14 +190,14 @@ class KVCache(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """One target pass over the tree.
+    """The target's outputs for one pass over the tree.
 
     Attributes:
-      logits: scores of the token after each node, float32; on a mesh maybe a part of V.
-      hidden: last hidden state (after the final norm) at each node; before it those of the
-        context layers that were asked for, as they leave these layers.
-      keys: per layer, the nodes' own keys; of more nodes, on devices that take several at once.
-      values: per layer, the nodes' own values; likewise.
+      logits: float32 scores of the token after each node; on a mesh possibly a shard of V.
+      hidden: hidden states at each node, concatenated: the outputs of the requested context layers,
+        then the last hidden state after the final norm.
+      keys: per layer, the keys of the nodes; more rows than N on devices that compute padded rows.
+      values: per layer, the values of the nodes; rows as in `keys`.
     """
 
     logits: Float[Array, "B N V"]
@@ -206,13 +207,13 @@ class Verified(NamedTuple):
 
 
 class Halfway(NamedTuple):
-    """A target pass that has come through some of the layers.
+    """The state of a target pass after some of its layers.
 
     Attributes:
-      hidden: as it leaves the last of them.
-      context: of the context layers among them, likewise.
-      keys: of each of them, the tokens' own keys.
-      values: of each of them, the tokens' own values.
+      hidden: output of the last computed layer.
+      context: outputs of the computed context layers.
+      keys: per computed layer, the keys of the tokens.
+      values: per computed layer, the values of the tokens.
     """
 
     hidden: Float[Array, "B rows D"]
@@ -226,7 +227,7 @@ class Accepted(NamedTuple):
 
     Attributes:
       path: nodes from the root to the deepest accepted one, which is repeated from `count` on.
-      count: nodes on the path, 1 to P.
+      count: number of nodes on the path, 1 to P.
     """
 
     path: Int[Array, "B P"]
@@ -234,17 +235,17 @@ class Accepted(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """Tokens that are decided, and what the target computed at them: what a drafter reads.
+    """Decided tokens and the target's hidden states at them: the input of `Drafter.read`.
 
-    A chunk of a prompt and the path that a decode step accepts are this same event.
+    A chunk of a prompt and the accepted path of a decode step have the same form.
 
     Attributes:
       tokens: consecutive tokens of each row, garbage past its `count`.
-      following: the token after each; after the last one of a text that is the root.
-      hidden: the target's hidden states at the tokens: of the layers that the drafter reads, as
-        they leave these, then the last one, after the final norm.
+      following: the token after each token; after the last token of a text, the root.
+      hidden: hidden states at the tokens, concatenated: the outputs of the target layers that the
+        drafter reads, then the last hidden state after the final norm.
       start: position of the first token.
-      count: how many of the C tokens are decided; 0 for a row to which nothing happened.
+      count: number of decided tokens among the C; 0 for a row without new tokens.
     """
 
     tokens: Int[Array, "B C"]
@@ -255,13 +256,13 @@ class Decided(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a drafter sees of the rows that it drafts for.
+    """The drafter's view of the rows to draft for.
 
     Attributes:
-      tokens: decided tokens, prompt included, garbage past them.
-      lengths: how many of them are in the cache: all but the root.
+      tokens: decided tokens, prompt included; garbage past them.
+      lengths: number of tokens in the cache: all decided tokens but the root.
       root: the last decided token.
-      sampling: how the target chooses tokens.
+      sampling: sampling settings of the rows.
     """
 
     tokens: Int[Array, "B S"]
@@ -271,13 +272,14 @@ class View(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-    """What a decode step decided, for drafters and for whoever measures.
+    """The outcome of a decode step, for drafters and for measurements.
 
     Attributes:
-      tree: the verified tree; `tree.origin` tells which drafter proposed a node.
+      tree: the verified tree; `tree.origin` tells the source of each node.
       chosen: the target's next token at every node.
-      accepted: the chain of nodes that spell the target's choices.
-      gained: tokens that the row gained: the chain's, unless the row ends earlier; 0 if it is done.
+      accepted: the accepted path of the tree.
+      gained: tokens that the row gained: the length of the path, fewer if the row ends within it;
+        0 if the row was done before the step.
     """
 
     tree: TokenTree
@@ -287,14 +289,15 @@ class StepTrace(NamedTuple):
 
 
 class DraftReads(NamedTuple):
-    """What drafting one tree reads of the models' weights, at the least.
+    """The weights that drafting one tree reads at least, for cost estimates.
 
     Attributes:
-      weights: parts of the drafter's parameters, each with the number of times that it is read.
-      projections: times that the target's vocabulary projection of the tokens to draft is read.
-      embeddings: rows of the target's embedding that are read for each row of the batch.
-      reading: parts of the drafter's parameters that are read once more for what was decided, by a
-        drafter with layers of its own in the cache.
+      weights: parts of the drafter's parameters, each with the number of times it is read.
+      projections: number of times the target's vocabulary projection of the draftable tokens is
+        read.
+      embeddings: rows of the target's embedding that are read per row of the batch.
+      reading: parts of the drafter's parameters that are read once more for the decided tokens, by
+        a drafter with layers of its own in the cache.
     """
 
     weights: list[tuple[Any, int]]
@@ -304,21 +307,22 @@ class DraftReads(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """Everything that changes, or must be remembered, from one decode step to the next.
+    """The state that is carried from one decode step to the next.
 
     The decided tokens of row b are `tokens[b, : cache.lengths[b] + 1]`, prompt included; the last
     of them is the root, whose keys are not in the cache yet.
 
     Attributes:
       tokens: decided tokens, garbage past them.
-      cache: keys and values of all decided tokens but the root, the drafter's own included.
+      cache: keys and values of all decided tokens but the root, in the target's and the drafter's
+        layers.
       own: the drafter's own state, a pytree of arrays with B rows.
       root: the last decided token.
-      speculates: whether trees are drafted for the row; without one it gains a token a step.
-      done: the row met a stop token or its limit; nothing of it changes any more.
+      speculates: whether trees are drafted for the row; otherwise it gains one token per step.
+      done: whether the row has reached a stop token or its limit; a done row no longer changes.
       limits: number of tokens, prompt included, at which a row ends.
       stop_tokens: tokens that end a row, padded with -1.
-      sampling: how the row's tokens are chosen.
+      sampling: sampling settings of the rows.
     """
 
     tokens: Int[Array, "B S"]

@@ -1,7 +1,7 @@
-"""What a measurement of drafting comes to: faster, slower, or too little to tell.
+"""The verdict of a measurement of drafting: faster, slower, or too little data to tell.
 
-What prompt lookup gains is never called the gain of a head. Faster and slower are said where one of
-two equal ways of decoding would win so many turns in one of a hundred measurements at most.
+Gains of prompt lookup are never attributed to a head. The verdict is faster or slower only if one
+of two equally fast ways would win so many turns in at most one of a hundred measurements.
 """
 
 import math
@@ -11,15 +11,15 @@ from typing import Literal, NamedTuple
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.types import LOOKUP
 
-# Fewer texts differ too much from each other for a median to tell.
+# With fewer texts the median varies too much.
 FEWEST_TEXTS = 8
-# Fewer turns are all won by one of two equal ways more often than `_BY_CHANCE`.
+# With fewer turns, one of two equally fast ways wins all of them with more than this probability.
 FEWEST_TURNS, _BY_CHANCE = 8, 0.01
 Kind = Literal["faster", "slower", "no difference", "too little data"]
 
 
 class Texts(NamedTuple):
-    """The baseline's texts: how many, how many repeat themselves, how many end at once."""
+    """Counts of the baseline's texts: all, those that repeat themselves, those that end at once."""
 
     total: int
     repeating: int = 0
@@ -27,7 +27,7 @@ class Texts(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """Why they tell nothing of a head; empty if they do."""
+        """The reason why the texts say nothing about a head; empty if there is none."""
         if self.total < FEWEST_TEXTS:
             return f"{self.total} text{'s' * (self.total != 1)}, and {FEWEST_TEXTS} are the fewest"
         if 2 * self.short >= self.total:
@@ -44,14 +44,14 @@ class MeasuredWay(NamedTuple):
     """A way of drafting, measured beside the baseline.
 
     Attributes:
-      name: what the sentence calls it.
-      tree: how its trees are drafted; None is the baseline itself.
-      has_head: whether trained heads draft, alone or beside prompt lookup.
-      speedup: quartiles of the turns' speed-ups over the baseline, the median in the middle; None
-        where none could be timed.
-      accepted_by: accepted tokens by the source that proposed them.
-      turns: how often it and the baseline decoded the same batch, one after the other.
-      faster: in how many of the turns it was the faster one.
+      name: name of the way in sentences.
+      tree: shape of its trees; None for the baseline itself.
+      has_head: whether a trained head drafts, alone or with prompt lookup.
+      speedup: lower quartile, median and upper quartile of the turns' speed-ups over the baseline;
+        None if no turn could be timed.
+      accepted_by: number of accepted tokens by source.
+      turns: number of batches decoded by both this way and the baseline, one after the other.
+      faster: number of turns in which this way was faster than the baseline.
     """
 
     name: str
@@ -64,37 +64,37 @@ class MeasuredWay(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The median speed-up, 0 where there is none."""
+        """The median speed-up; 0 if no turn could be timed."""
         return self.speedup[1] if self.speedup else 0.0
 
     @property
     def lookup_share(self) -> float:
-        """The part of the accepted tokens that prompt lookup proposed."""
+        """The fraction of accepted tokens that prompt lookup proposed."""
         return self.accepted_by.get(LOOKUP, 0) / max(sum(self.accepted_by.values()), 1)
 
     @property
     def is_heads_own(self) -> bool:
-        """Whether what it gains is the head's: most of the accepted tokens are."""
+        """Whether the gain is the head's: at least half of the accepted tokens are its own."""
         return self.has_head and self.lookup_share <= 0.5
 
 
 class Verdict(NamedTuple):
-    """What was found, of which way of drafting, in a sentence without its period."""
+    """The kind of the verdict, the judged way, and a sentence without its period."""
 
     kind: Kind
     way: MeasuredWay
     sentence: str
 
     def then(self, next_step: str) -> str:
-        """The whole sentence, with what to do next."""
+        """Return the sentence with the next step and its period."""
         return f"{self.sentence}; {next_step}."
 
 
 def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
-    """The verdict on one way of drafting or more, measured on the same texts in turns.
+    """Judge the fastest of several ways of drafting, measured in turns on the same texts.
 
-    It is on the fastest way. Where that is not a head alone the sentence says what prompt lookup
-    and the head do alone, if that was measured.
+    Unless the fastest way is a head alone, the sentence also gives the speed-ups of prompt lookup
+    alone and of the head alone, where these were measured.
     """
     best = max(ways, key=lambda way: way.median)
     untimed = "" if any(way.speedup for way in ways) else "no text goes on beyond its first token"
@@ -105,7 +105,7 @@ def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
         fault = f"{count}, and {FEWEST_TURNS} are the fewest"
         return Verdict("too little data", best, f"Too little data to tell: {fault}")
     found = f"{_describe(best)}{_describe_others(ways, best)}"
-    # Where nothing was accepted a ratio above 1 is the machine's noise.
+    # Without accepted tokens a ratio above 1 is the machine's noise.
     if _beyond_chance(best.faster, best.turns) and any(best.accepted_by.values()):
         lookups = " by prompt lookup, not by the head" * (best.has_head and not best.is_heads_own)
         return Verdict("faster", best, f"Faster{lookups}: {found}")
@@ -115,16 +115,16 @@ def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
 
 
 def _beyond_chance(won: int, turns: int) -> bool:
-    """The sign test, of both sides: whether equal ways would hardly give one so many turns.
+    """Two-sided sign test: whether equally fast ways are unlikely to give one so many turns.
 
-    It asks nothing of how times are distributed, so that a few slow moments decide nothing.
+    The test assumes nothing about the distribution of times, so outliers decide nothing.
     """
     as_many = sum(math.comb(turns, count) for count in range(won, turns + 1))
     return 2 * as_many <= _BY_CHANCE * 2**turns
 
 
 def describe_tree(tree: TreeConfig | None) -> str:
-    """The sizes of a tree in the letters of the glossary, and what else is not by default."""
+    """Describe a tree by the letters of the glossary, and its settings that are not defaults."""
     if tree is None:
         return "no drafting"
     named = {"W": tree.beam_width, "R": tree.draft_rounds, "N": tree.budget}
@@ -152,7 +152,7 @@ def _describe(way: MeasuredWay) -> str:
 
 
 def _describe_others(ways: Sequence[MeasuredWay], best: MeasuredWay) -> str:
-    """What shares the gain: lookup without a head, and a head without lookup."""
+    """Describe the speed-ups of prompt lookup alone and of the head alone."""
     others = ((False, "prompt lookup alone"), (True, "the head alone"))
     found = []
     for has_head, words in others:

@@ -37,7 +37,7 @@ def test_a_second_run_is_told_who_holds_the_folder_until_that_one_is_dead(tmp_pa
         assert held.stdout.readline() == "held\n"
         told = (
             rf"^output_dir {tmp_path} is in use by process {held.pid} of .* on .*, since "
-            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait for its end, stop it, or give another "
+            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d; wait until it ends, stop it, or give another "
             r"output_dir\.$"
         )
         for _ in range(2):  # being refused changes nothing

@@ -104,5 +104,5 @@ def test_a_traced_step_decides_what_plain_decoding_does(
     with pytest.raises(InputError, match="after is -1"):
         trace_step(habitual_target, PromptLookup(), [prompt], after=-1)
     biased = SamplingConfig(logit_bias={3: 1.0})
-    with pytest.raises(InputError, match="which a single step does not know"):
+    with pytest.raises(InputError, match="which trace_step does not support"):
         trace_step(habitual_target, PromptLookup(), [prompt], sampling=biased)

@@ -1,1 +1,1 @@
-"""The decode step and prefill: functions of arrays."""
+"""Decode steps and prefill, as functions of arrays."""

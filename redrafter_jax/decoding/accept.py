@@ -1,4 +1,4 @@
-"""The one acceptance rule: keep the nodes whose token the target chose itself."""
+"""The acceptance rule: keep the nodes whose tokens the target chooses itself."""
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +25,16 @@ def decide(
     noise: Float[Array, "B P V"],
     sampling: Sampling,
 ) -> tuple[Int[Array, "B N"], Accepted]:
-    """The target's choice at every node, and the chain of nodes that spell its choices.
+    """Return the target's choice at every node, and the path of nodes that match its choices.
 
-    One rule for greedy and sampled rows, with a tree and without: prefill decides a prompt's first
-    token by it too.
+    The rule is the same for greedy and sampled rows, with and without a tree; prefill uses it for
+    the first token after a prompt.
 
     Args:
       tree: the verified tree.
-      logits: the target's scores of the token after each node; on a mesh maybe a part of V.
+      logits: the target's scores of the token after each node; on a mesh possibly a shard of V.
       noise: noise of the P positions after the root, from `draw_noise`.
-      sampling: the rows' temperature and filters, and what their texts change scores by.
+      sampling: sampling settings of the rows, with their adjustment and mask, if any.
     """
     if sampling.adjustment is not None:
         logits = adjust_nodes(logits, tree, sampling.adjustment)
@@ -50,10 +50,10 @@ def choose_tokens(
     noise: Float[Array, "B P V"],
     sampling: Sampling,
 ) -> Int[Array, "B N"]:
-    """The target's next token at every node, greedy and sampled alike; see `decide`.
+    """Return the target's next token at every node; see `decide`.
 
-    A node at depth d chooses with noise[:, d]. Where scores are NaN or infinite the choice is
-    `NO_CHOICE`, which is no token, and so comes to the host with the tokens.
+    A node at depth d uses noise[:, d]. The choice is `NO_CHOICE` if the scores are NaN or infinite,
+    which the host sees among the tokens.
     """
     V = noise.shape[-1]
 
@@ -73,17 +73,17 @@ def choose_tokens(
 
 
 def log_probs_of(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Float[Array, "B N"]:
-    """Log-probability of each choice under `softmax(logits)`: no temperature, filters or noise."""
+    """Return the log-probability of each choice under `softmax(logits)`."""
     picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
     return picked - jax.nn.logsumexp(logits, axis=-1)
 
 
 def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepted:
-    """The chain of nodes that spell the target's own choices.
+    """Return the path of nodes that match the target's choices.
 
-    A node matches if its token is what the target chose at its parent, and is accepted if it and
-    all its ancestors match. Siblings carry distinct tokens, so the accepted nodes are one chain, of
-    P nodes at most.
+    A node matches if its token is the target's choice at its parent; it is accepted if it and all
+    its ancestors match. Siblings have distinct tokens, so the accepted nodes are a single path of
+    at most P nodes.
     """
     matches = tree.tokens == jnp.take_along_axis(chosen, tree.parents, axis=1)
     matches = matches.at[:, 0].set(True)
@@ -99,25 +99,25 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
 
 
 def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
-    """Which tokens end their row; `NO_CHOICE` always does."""
+    """Return which tokens end their row; `NO_CHOICE` always does."""
     stops = (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
     return stops | (tokens == NO_CHOICE)
 
 
 def _argmax(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
-    """The lowest index of the maximum over all V; `NO_CHOICE` where that is not finite.
+    """Return the lowest index of the maximum over all V; `NO_CHOICE` if it is not finite.
 
-    This is `argmax` as two reductions, which the CPU can vectorise.
+    This is `argmax` as two reductions, which XLA for CPUs can vectorise.
     """
     top = jnp.max(scores, axis=-1, keepdims=True)
-    # NaN becomes infinite first: of NaN and a number the devices of a mesh may take either.
+    # NaN becomes infinity first: the maximum of NaN and a number may differ between devices.
     top = all_reduce(jnp.where(top < jnp.inf, top, jnp.inf), jax.lax.pmax)
     index = _numbers(scores, V)
     best = all_reduce(jnp.min(jnp.where(scores == top, index, V - 1), axis=-1), jax.lax.pmin)
     return jnp.where(jnp.isfinite(top[..., 0]), best, NO_CHOICE)
 
 
-# What `_argmax` says, by one reduction of scores with their indices, for GPUs.
+# For GPUs: `_argmax` as one reduction of (score, index) pairs.
 _Highest = tuple[Float[Array, "B N parts"], Int[Array, "B N parts"]]
 
 
@@ -136,13 +136,13 @@ def _argmax_of_parts(highest: _Highest, V: int) -> Int[Array, "B N"]:
 
 
 def _higher(one: Pair, other: Pair) -> Pair:
-    """The higher score with its index, of equal scores the lower index; no score is NaN."""
+    """Join two (score, index) pairs: the higher score, then the lower index; no score is NaN."""
     (score, at), (other_score, other_at) = one, other
     ahead = (score > other_score) | ((score == other_score) & (at < other_at))
     return jnp.where(ahead, score, other_score), jnp.where(ahead, at, other_at)
 
 
 def _numbers(scores: Float[Array, "B N part"], V: int) -> Int[Array, " part"]:
-    """Of the tokens that this device has."""
+    """Return the token ids of this device's shard."""
     part = scores.shape[-1]
     return shard_start(part, V) + jnp.arange(part, dtype=jnp.int32)

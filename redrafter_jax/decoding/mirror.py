@@ -1,9 +1,9 @@
-"""Mirror decoding (arXiv 2510.13161): trees drafted ahead for what the target may yet decide.
+"""Mirror decoding (arXiv 2510.13161): trees drafted ahead for possible outcomes of a step.
 
-A target that has come through its first layers guesses, at every node, the tokens that it will
-choose (its early exit). Each guess is an outcome of the step: the path to a node is accepted, and a
-token follows that is no child of it. Below the likeliest outcomes the drafter drafts the next trees
-while the target runs its other layers. A tree so drafted is used if its outcome comes true.
+After its first layers, the target guesses the tokens that it will choose at every node (its early
+exit). Each guess is an outcome of the step: the path to a node is accepted, and is followed by a
+token that is not a child of the node. For the most likely outcomes the drafter drafts the next
+trees while the target runs its remaining layers. Such a tree is used if its outcome occurs.
 """
 
 from typing import Any, NamedTuple
@@ -21,18 +21,18 @@ from redrafter_jax.models.target import Decoder
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import Decided, Halfway, KVCache, Sampling, TokenTree, View
 
-# Stands for a log-probability of minus infinity in sums that are products with zeros and ones.
+# Replaces a log-probability of minus infinity, for which 0 * log_prob would be NaN.
 _NEVER = -1e9
 
 
 class EarlyExit(NamedTuple):
-    """What the target guesses after its first layers.
+    """The target's guesses after its first layers.
 
     Attributes:
-      tokens: after each node the X likeliest, in falling order.
-      log_probs: of these, the noise that the target will choose with included.
-      hidden: what stands for the hidden states of all layers; of width 0 for a drafter that reads
-        tokens alone.
+      tokens: the X most likely tokens after each node, most likely first.
+      log_probs: their log-probabilities, including the noise with which the target will choose.
+      hidden: replacement for the hidden states of all layers; of width 0 for a drafter that reads
+        tokens only.
     """
 
     tokens: Int[Array, "B N X"]
@@ -41,14 +41,14 @@ class EarlyExit(NamedTuple):
 
 
 class DrafterRows(NamedTuple):
-    """What a drafter keeps of its rows where the target's own state is not.
+    """The drafter's state of its rows, apart from the target's decode state.
 
     Attributes:
-      own: its state.
-      cache: its layers alone; behind the pages of the texts, those of the outcomes.
-      tokens: decided tokens, garbage past them; the root is the one at `cache.lengths`.
+      own: the drafter's state.
+      cache: the drafter's layers; the pages of the texts are followed by those of the outcomes.
+      tokens: decided tokens, garbage past them; the root is at index `cache.lengths`.
       speculates: whether trees are drafted for the row.
-      sampling: how the target chooses tokens.
+      sampling: sampling settings of the rows.
     """
 
     own: Any
@@ -59,18 +59,18 @@ class DrafterRows(NamedTuple):
 
     @property
     def view(self) -> View:
-        """What a drafter sees of them."""
+        """The drafter's view of the rows."""
         lengths = self.cache.lengths
         root = jnp.take_along_axis(self.tokens, lengths[:, None], axis=1)[:, 0]
         return View(self.tokens, lengths, root, self.sampling)
 
 
 class Outcomes(NamedTuple):
-    """M outcomes of a step for each row, as they are guessed.
+    """M guessed outcomes of a step for each row.
 
     Attributes:
       nodes: the last accepted node.
-      tokens: the token that follows it.
+      tokens: the token after it.
     """
 
     nodes: Int[Array, "B M"]
@@ -86,16 +86,16 @@ def exit_early(
     most: int,
     context_layers: tuple[int, ...] | None,
 ) -> EarlyExit:
-    """What the target would choose after each node, were the layers so far all there are.
+    """Return the target's choices after each node as if the computed layers were all its layers.
 
     Args:
       decoder: the target.
-      begun: its pass over the tree.
+      begun: the target's pass over the tree, after its first layers.
       tree: the tree.
       noise: noise of the P positions after the root.
-      sampling: the rows' temperature and filters.
-      most: X, tokens that are guessed after each node.
-      context_layers: whose hidden states the drafter reads; None for one that reads none at all.
+      sampling: sampling settings of the rows.
+      most: X, number of guessed tokens per node.
+      context_layers: layers whose hidden states the drafter reads; None if it reads tokens only.
     """
     N, V = tree.tokens.shape[1], noise.shape[-1]
     hidden = decoder.exit_states(begun, context_layers or ())[:, :N]
@@ -109,16 +109,16 @@ def exit_early(
 
 
 def exit_width(mirror: MirrorConfig, tree: TreeConfig, vocab_size: int) -> int:
-    """X, which leaves k tokens of a node that are not its children."""
+    """Return X, the number of guesses that leaves k tokens per node that are not its children."""
     return min(mirror.candidates + tree.extensions + (tree.lookup_tokens > 0), vocab_size)
 
 
 def guess_outcomes(tree: TokenTree, guessed: EarlyExit, candidates: int, count: int) -> Outcomes:
-    """The M likeliest outcomes, among the k likeliest next tokens of each node.
+    """Return the M most likely outcomes among the k most likely next tokens of each node.
 
-    An outcome is as likely as its node is reached, times the token's own probability. A node whose
-    token was not guessed is as likely as what the guesses leave, and never likelier than the last
-    of them.
+    The likelihood of an outcome is that of reaching its node, times that of its token. A node whose
+    token was not guessed gets the probability that the guesses leave, at most that of the last
+    guess.
     """
     B, N = tree.tokens.shape
 
@@ -154,21 +154,21 @@ def draft_ahead(
     outcomes: Outcomes,
     config: TreeConfig,
 ) -> tuple[DrafterRows, TokenTree]:
-    """The next tree below every outcome: a batch of B * M rows, in which a row's M are neighbours.
+    """Draft the next tree for every outcome, as a batch of B * M rows grouped by row.
 
-    What is read of the paths lies in pages of their own: nothing of the texts changes.
+    The paths are read into separate pages; the texts' pages do not change.
 
     Args:
-      decoder: the target, of which the embedding, last norm and vocabulary projection are used.
+      decoder: the target, of which the embedding, final norm and vocabulary projection are used.
       drafter: the drafter.
-      rows: its rows.
-      tree: what the target verifies.
-      guessed: what is read in place of the target's hidden states.
-      outcomes: below which trees are drafted.
+      rows: the drafter's rows.
+      tree: the tree that the target verifies.
+      guessed: guesses whose hidden states replace the target's.
+      outcomes: outcomes to draft for.
       config: the shape of the trees.
 
     Returns:
-      The rows, for the cache was written to; the trees.
+      The rows, whose cache has been written to, and the trees.
     """
     M, P = outcomes.nodes.shape[1], config.max_path
     decided, depth = assume(tree, guessed.hidden, outcomes, rows.cache.lengths, P)
@@ -184,7 +184,7 @@ def draft_ahead(
     sampling: Sampling = jax.tree.map(spread, rows.sampling)
     lengths = decided.start + decided.count
     root = decided.following[jnp.arange(len(depth)), depth]
-    # The noise of a position is the same in all of a row's branches: it is drawn once.
+    # All branches of a row have the same noise at a position, so it is drawn once.
     V = decoder.config.vocab_size
     noise = draw_noise(rows.sampling, rows.cache.lengths + 2, 2 * P - 1, V)
     row = jnp.repeat(jnp.arange(len(rows.tokens)), M)
@@ -210,14 +210,14 @@ def assume(
     lengths: Int[Array, " B"],
     max_path: int,
 ) -> tuple[Decided, Int[Array, " BM"]]:
-    """What would be decided if each outcome came true, as B * M rows; and their nodes' depth."""
+    """Return the decided tokens of each outcome, as B * M rows, and the depth of their nodes."""
     nodes, M, places = outcomes.nodes, outcomes.nodes.shape[1], jnp.arange(max_path)
     depth = jnp.take_along_axis(tree.depth, nodes, axis=1)
     above = jnp.take_along_axis(tree.mask, nodes[..., None], axis=1)
     at_depth = tree.depth[:, None] == places[:, None]
     path = jnp.argmax(above[:, :, None] & at_depth[:, None], axis=-1)
     path = jnp.where(places <= depth[..., None], path, nodes[..., None]).reshape(len(nodes), -1)
-    # Past the end of a path a token may be none.
+    # Past the end of a path there may be padding nodes.
     tokens = jnp.maximum(jnp.take_along_axis(tree.tokens, path, axis=1), 0).reshape(-1, max_path)
     end = depth.reshape(-1, 1)
     following = jnp.where(
@@ -230,14 +230,15 @@ def assume(
 
 
 def forked_pages(max_path: int) -> int:
-    """Pages that P tokens of an outcome may come to lie in."""
+    """Return the number of pages over which the P tokens of an outcome may spread."""
     return 1 + (PAGE + max_path - 2) // PAGE
 
 
 def fork_pages(cache: KVCache, count: int, max_path: int) -> KVCache:
-    """The cache of each row's M outcomes: the row's own pages, and other ones from its end on.
+    """Return the cache of each row's M outcomes, which share the row's pages before its last one.
 
-    The last pages of the cache are theirs; the first of an outcome's begins as the row's last.
+    From the row's last page on, outcomes use pages at the end of the cache; the first of these
+    starts as a copy of the row's last page.
     """
     B, width = cache.table.shape
     table, span = jnp.repeat(cache.table, count, axis=0), forked_pages(max_path)
@@ -261,13 +262,13 @@ def fork_pages(cache: KVCache, count: int, max_path: int) -> KVCache:
 def pick(
     trees: TokenTree, outcomes: Outcomes, last: Int[Array, " B"], root: Int[Array, " B"]
 ) -> tuple[TokenTree, Bool[Array, " B"]]:
-    """The tree of each row that was drafted for what came true, and whether there is one.
+    """Return each row's tree for the outcome that occurred, and whether there is one.
 
     Args:
-      trees: from `draft_ahead`.
-      outcomes: as they were guessed.
+      trees: trees from `draft_ahead`.
+      outcomes: the guessed outcomes.
       last: the last accepted node.
-      root: the token that the target chose after it.
+      root: the target's choice after it.
     """
     B, M = outcomes.nodes.shape
     fits = (outcomes.nodes == last[:, None]) & (outcomes.tokens == root[:, None])
@@ -278,7 +279,7 @@ def pick(
 def read_decided(
     decoder: Decoder, drafter: Drafter, rows: DrafterRows, decided: Decided
 ) -> DrafterRows:
-    """The drafter's rows with decided tokens read, of a prompt or of a path."""
+    """Let the drafter read decided tokens of a prompt or of a path, and return its rows."""
     own, cache = drafter.read(
         decoder, rows.own, rows.cache._replace(lengths=decided.start), decided
     )

@@ -1,4 +1,4 @@
-"""Prompts into the cache, a chunk of fixed size at a time, and each row's first token."""
+"""Prefill: reads prompts into the cache in chunks, and chooses the first token after a prompt."""
 
 from typing import Any, NamedTuple
 
@@ -15,33 +15,33 @@ from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import Decided, KVCache, Sampling
 
 # Tokens of a chunk. A GPU reads every weight once per chunk, in the time that an H200 needs to
-# multiply it by some 200 tokens (990 TFLOP/s over 4.8 TB/s at two bytes), and the kernel takes 256.
-# A CPU computes for as long as there are tokens, padding included.
+# multiply it by some 200 tokens (990 TFLOP/s over 4.8 TB/s at two bytes); the kernel's block is
+# 256. A CPU's time grows with the number of tokens, padding included.
 _CHUNK = {"cpu": 64}
 _CHUNK_ELSEWHERE = 256
 
 
 def chunk_length() -> int:
-    """C, tokens of a chunk that suit this platform."""
+    """Return C, the number of tokens of a chunk on this platform."""
     return _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE)
 
 
 def lookahead(drafter: Drafter) -> int:
-    """Tokens after a place of the cache on which what it holds depends too.
+    """Return the number of tokens after a cached token that its entries also depend on.
 
-    A drafter's own entry at a token depends on the token that follows.
+    It is 1 for a drafter with layers of its own, whose entry at a token depends on the next token.
     """
     return 0 if drafter.cache is None else 1
 
 
 class ReadChunk(NamedTuple):
-    """What reading a chunk of each row's prompt leaves.
+    """The result of reading a chunk of each row's prompt.
 
     Attributes:
       own: the drafter's state.
-      cache: with the chunk in it.
-      root: the first new token of rows whose prompt ends here; of others garbage.
-      logits: the target's scores that `root` was chosen by; on a mesh maybe a part of V.
+      cache: the cache with the chunk's entries.
+      root: the first new token of rows whose prompt ends in the chunk; garbage for other rows.
+      logits: the target's scores from which `root` was chosen; on a mesh possibly a shard of V.
       hidden: the target's hidden states at the tokens of the chunk, as in `Decided`.
     """
 
@@ -61,16 +61,16 @@ def read_chunk(
     lengths: Int[Array, " B"],
     sampling: Sampling,
 ) -> ReadChunk:
-    """Read C tokens of each prompt; where a prompt ends, choose the root that follows it.
+    """Read C tokens of each prompt, and choose the root for prompts that end in the chunk.
 
     Args:
       decoder: the target.
-      drafter: reads the same tokens.
+      drafter: the drafter, which reads the same tokens.
       own: the drafter's state.
-      cache: its lengths say where the chunk begins; what is read of it must fit.
-      tokens: the C tokens, and the one after them; past the end of a prompt anything.
-      lengths: tokens of the prompts; of a row that reads nothing those in the cache.
-      sampling: how the root is chosen.
+      cache: the cache, whose lengths are the start of the chunk; it must have room for the chunk.
+      tokens: the C tokens and the token after them; arbitrary past the end of a prompt.
+      lengths: number of prompt tokens; for a row that reads nothing, the number of cached tokens.
+      sampling: sampling settings of the rows.
     """
     start, C = cache.lengths, tokens.shape[1] - 1
     chunk, V = tokens[:, :C], decoder.config.vocab_size
@@ -82,7 +82,7 @@ def read_chunk(
     ends = (start + C >= lengths) & (start < lengths)
 
     def choose() -> tuple[Int[Array, " B"], Float[Array, "B 1 part"]]:
-        # The prompt's last token is the root of a one-node tree, whose choice is the first new one.
+        # The prompt's last token is the root of a one-node tree; the choice there is the new token.
         at_end = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
         logits = decoder.logits(at_end)
         tree = root_tree(jnp.take_along_axis(chunk, last[:, None], axis=1)[:, 0])

@@ -1,4 +1,4 @@
-"""One decode step: propose a tree, verify it in one target call, finish with what is accepted."""
+"""One decode step: propose a tree, verify it in one target call, accept and commit a path."""
 
 from typing import Any
 
@@ -30,12 +30,12 @@ from redrafter_jax.types import (
 def decode_step(
     target: Target, drafter: Drafter, state: DecodeState, *, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace]:
-    """One decode step by itself; loops are made of `verified_step`.
+    """Run one decode step by itself; loops use `verified_step`.
 
     Args:
       target: the target model.
       drafter: the drafter, checked for this target.
-      state: from `read_rows` with this drafter, or from the step before.
+      state: the state from `read_rows` with this drafter, or from the previous step.
       tree: the shape of the tree; None is the root alone, as in autoregressive decoding.
     """
     state, trace, _ = verified_step(target.merge(), drafter, state, tree)
@@ -45,16 +45,16 @@ def decode_step(
 def verified_step(
     decoder: Decoder, drafter: Drafter, state: DecodeState, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace, Verified]:
-    """One decode step within a compiled program: propose, verify, finish, read the path.
+    """Run one decode step within a compiled program: propose, verify, finish, read the path.
 
     Args:
       decoder: the merged target.
       drafter: the drafter, checked for this target.
-      state: the state that reading a prompt, or the step before, has left.
+      state: the state after reading a prompt, or after the previous step.
       tree: the shape of the tree; None is the root alone.
 
     Returns:
-      The state; what was decided; the target's scores and hidden states over the tree.
+      The state after the step, its outcome, and the target's outputs over the tree.
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
     seen = as_asked(state)
@@ -66,10 +66,7 @@ def verified_step(
 
 
 def as_asked(state: DecodeState) -> DecodeState:
-    """The state as models see it in a step.
-
-    Attention goes as far as the longest text, and those of rows that are done are not asked.
-    """
+    """Return the state with length 0 for finished rows, so that attention skips them."""
     lengths = jnp.where(state.done, 0, state.cache.lengths)
     return state._replace(cache=state.cache._replace(lengths=lengths))
 
@@ -83,15 +80,15 @@ def decide_step(
     noise: Float[Array, "B P V"],
     nodes: Int[Array, " M"] | None = None,
 ) -> tuple[DecodeState, StepTrace, Verified]:
-    """What follows in a step once a tree is proposed; returns what `verified_step` does.
+    """Run the part of a step after the proposal; returns what `verified_step` does.
 
     Args:
       decoder: the merged target.
       drafter: the drafter.
       state: the state before the step.
-      cache: of the state `as_asked`.
-      drafted: the tree.
-      noise: from `step_noise`.
+      cache: the cache of `as_asked(state)`.
+      drafted: the proposed tree.
+      noise: noise from `step_noise`.
       nodes: as in `verify`.
     """
     verified = verify(decoder, drafted, cache, drafter.layers(decoder.config), nodes)
@@ -100,7 +97,7 @@ def decide_step(
 
 
 def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
-    """The noise of the P positions after the root."""
+    """Return the noise of the P positions after the root."""
     return draw_noise(state.sampling, state.cache.lengths + 1, max_path, vocab_size)
 
 
@@ -111,7 +108,7 @@ def propose(
     noise: Float[Array, "B P V"],
     tree: TreeConfig | None,
 ) -> TokenTree:
-    """The drafter's tree, and the nodes that prompt lookup adds; rows may draft nothing."""
+    """Return the drafter's tree, with the nodes of prompt lookup, for a decode state."""
     if tree is None:
         return root_tree(state.root)
     view = View(state.tokens, state.cache.lengths, state.root, state.sampling)
@@ -130,13 +127,16 @@ def draft(
     noise: Float[Array, "B P V"],
     tree: TreeConfig,
 ) -> TokenTree:
-    """`propose` from what the drafter itself sees: its state, its layers and the rows."""
+    """Return the drafter's tree from the drafter's own state, layers and view of the rows.
+
+    Called by `propose`, and by mirror decoding, where the drafter runs without the decode state.
+    """
     asked = tree.without_lookup
     drafted = drafter.propose(decoder, own, cache, view, noise[:, : asked.max_path], asked)
     if tree.lookup_tokens:
         from redrafter_jax.drafters.lookup import look_up
 
-        # The drafter may propose the first tokens too; a longer chain still adds C nodes.
+        # Long enough to add C nodes even if the drafter's tree has the first tokens of the chain.
         looked_up = look_up(view, tree.draft_rounds + tree.lookup_tokens)
         drafted = merge_trees(drafted, looked_up, tree.lookup_tokens)
     return pad_nodes(drafted, speculates[:, None] | (drafted.depth == 0))
@@ -149,9 +149,9 @@ def verify(
     context_layers: tuple[int, ...] = (),
     nodes: Int[Array, " M"] | None = None,
 ) -> Verified:
-    """One target pass over the tree, or some of its nodes, as `share_nodes` gives them.
+    """Run one target pass over the tree, or over its `nodes` if they come from `share_nodes`.
 
-    The cache, of the tokens above the root, is only read.
+    The cache holds the tokens before the root, and is only read.
     """
     target_layers, _ = split_layers(cache, decoder.config)
     return decoder.tree_forward(tree, target_layers, context_layers, nodes)
@@ -165,16 +165,17 @@ def read_path(
     verified: Verified,
     trace: StepTrace,
 ) -> DecodeState:
-    """The state after a step, with what the drafter reads of the path that was accepted."""
+    """Return the state after a step, once the drafter has read the accepted path."""
     decided = decided_path(before, verified, trace)
     target_layers, own_layers = split_layers(after.cache, decoder.config)
+    # `finish` has already advanced lengths; drafters write from the path's start.
     own_layers = own_layers._replace(lengths=decided.start)
     own, own_layers = drafter.read(decoder, before.own, own_layers, decided)
     return after._replace(own=own, cache=join_layers(target_layers, own_layers))
 
 
 def decided_path(before: DecodeState, verified: Verified, trace: StepTrace) -> Decided:
-    """The path that a step accepted, as drafters read it."""
+    """Return the accepted path of a step as the input of `Drafter.read`."""
     path = trace.accepted.path
     following = jnp.take_along_axis(trace.chosen, path, axis=1)
     return Decided(
@@ -193,10 +194,10 @@ def finish(
     verified: Verified,
     noise: Float[Array, "B P V"],
 ) -> tuple[DecodeState, StepTrace]:
-    """Accept and commit a path; a row ends at its stop token or its limit.
+    """Accept a path and commit it to the cache; a row ends at its stop token or its limit.
 
     Returns:
-      The state after the step, before the drafter reads the path, and what was decided.
+      The state after the step, before the drafter reads the path, and the step's outcome.
     """
     chosen, accepted = decide(tree, verified.logits, noise, state.sampling)
     gained = jnp.take_along_axis(chosen, accepted.path, axis=1)
@@ -209,9 +210,9 @@ def finish(
     count = jnp.where(state.done, 0, count)
     kept = order < count[:, None]
 
-    # What the target chose has read every layer's cache: only then may it be written. XLA for CPUs
-    # would write the baseline's one token at once and copy the whole cache for its readers.
-    # The barrier is around where it is written alone: keys and values would be copied for it.
+    # Barrier: all reads of the cache must precede the in-place write, or XLA copies the cache (as
+    # it does on CPUs for autoregressive decoding). It ties `lengths`, which say where to write, to
+    # `chosen`, which depends on all reads; keys and values in a barrier would be copied.
     lengths, chosen = jax.lax.optimization_barrier((state.cache.lengths, chosen))
     target_layers, own_layers = split_layers(state.cache._replace(lengths=lengths), decoder.config)
     keys, values = verified.keys, verified.values
@@ -231,7 +232,7 @@ def finish(
 def _write(
     rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
 ) -> Shaped[Array, "B S"]:
-    """The rows with fresh entries from `start` on; there is room for them."""
+    """Write fresh entries into the rows from `start` on; there is room for them."""
     own = jnp.arange(len(rows))[:, None]
     places = start[:, None] + jnp.arange(fresh.shape[1])
     return rows.at[own, places].set(fresh, mode="drop", unique_indices=True)

@@ -1,1 +1,1 @@
-"""Drafters, a file for each kind: `base` states the contract, `kinds` has records."""
+"""Drafters: `base` defines the interface, `kinds` registers kinds with weights."""

@@ -1,10 +1,22 @@
-"""The contract of a drafter: it reads decided tokens, and proposes trees of the next ones.
+"""The interface of drafters: a drafter reads decided tokens and proposes trees of next tokens.
 
-A drafter changes how fast the text arrives, never the text. It is a frozen dataclass that JAX knows
-as a pytree: its leaves are `Model`s, and arrays that a mesh splits by rows like a batch. It holds
-weights, no tree and no state: the tree comes with the call, the state goes in and comes out.
-`as_drafter` makes one of what a user gives. To add a kind of drafter, write one file with a
-subclass; where its weights come from files, add a record to `redrafter_jax.drafters.kinds`.
+A drafter affects the speed of decoding, never the text. It is a frozen dataclass, decorated with
+`@jax.tree_util.register_dataclass`; its leaves are `Model`s, and arrays that a mesh splits by rows
+like a batch. It holds weights, but no tree and no state: trees and states are arguments.
+
+To add a kind of drafter, write a subclass of `Drafter`. `drafters.lookup.PromptLookup` needs
+nothing else. A kind with weights has four roles, in one file or in one file each:
+
+* the drafter (`eagle.py`): `read`, `propose`, and `count_reads` for cost estimates;
+* `_head` (`eagle_head.py`): configuration and parameters;
+* `_files` (`eagle_files.py`): the layouts of its files;
+* `_start` (`eagle_start.py`): defaults and initial weights of training.
+
+Register these functions in a record of `drafters.kinds`. `MedusaDrafter` is the smallest example,
+with all roles in `medusa.py`; `EagleDrafter` has a layer of its own in the cache. Helpers: `grow`
+for a beam search, `tree.build_tree` for the tree of its beams, `own_layer` for a decoder layer that
+reads decided tokens, `node_cache` for attention to drafted tokens. `parallel/mesh.py` splits
+parameters by their names, so names should match its patterns.
 """
 
 from abc import ABC, abstractmethod
@@ -26,96 +38,96 @@ from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import CacheShape, Decided, KVCache, TokenTree, View
 
-# A trained head of any kind, from `load_drafter`; `kinds` has their records.
+# A trained head of any kind, from `load_drafter`; see `kinds` for the records.
 LoadedHead = Model[Any, Any]
 
 
 class Drafter(ABC):
-    """What every drafter states and does.
+    """The interface of a drafter.
 
-    `own`, its state between two calls, is what the last decided token leaves; whatever it keeps of
-    earlier ones lies in its layers of the cache. So a beginning that another text left in the cache
-    serves it too: `own` is empty when a request's first chunk is read, which then starts above 0.
+    `own`, the state between two calls, may depend on the last decided token only; everything kept
+    of earlier tokens is in the drafter's layers of the cache. This allows texts to share a cached
+    prefix: `own` is `empty` when a request's first chunk is read, even if that starts above 0.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What reports call it."""
+        """The name of the drafter in reports."""
 
     def layers(self, target: TargetConfig) -> tuple[int, ...]:
-        """Layers of the target whose outputs the drafter reads beside the last hidden state."""
+        """Indices of the target layers whose outputs `read` gets besides the last hidden state."""
         del target
         return ()
 
     @property
     def cache(self) -> CacheShape | None:
-        """The layers of its own in the cache; None for a drafter that keeps nothing there."""
+        """The shape of the drafter's own layers in the cache; None if it has none."""
         return None
 
     @property
     def target_layers(self) -> int:
-        """How many of the target's first layers it attends to in the cache."""
+        """The number of leading target layers whose keys and values `propose` attends to."""
         return 0
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether it reads hidden states of the target, or tokens alone."""
+        """Whether the drafter reads the target's hidden states, rather than tokens only."""
         return True
 
     def apart(self) -> "Drafter":
-        """The drafter for a place where the target's layers of the cache are not.
+        """The drafter for devices that do not hold the target's layers of the cache.
 
-        One that attends to these reads the text into layers of its own instead.
+        A drafter that attends to these layers returns one with layers of its own.
         """
         return self
 
     @property
     def models(self) -> tuple[Model[Any, Any], ...]:
-        """The models whose parameters it holds."""
+        """The models whose parameters the drafter holds."""
         return ()
 
     @property
     def default_tree(self) -> TreeConfig | None:
-        """The tree that is drafted where none is asked for; None is the root alone."""
+        """The default tree; None is the root alone."""
         return TreeConfig()
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target that it was not made for; a target of too few layers, by default."""
+        """Raise an error for a target that does not fit; checks `layers` by default."""
         check_context_layers(target, self.layers(target), "The drafter's context_layers")
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees that it cannot draft; `tree` has no tokens of prompt lookup."""
+        """Raise an error for a tree that cannot be drafted; `tree` has no `lookup_tokens`."""
         del tree
 
     def prepare(self, lender: Lender) -> "Drafter":
-        """The drafter with what it borrows of the target, gathered once for all of its steps."""
+        """Return the drafter with what it borrows from the target, gathered once per engine."""
         del lender
         return self
 
     def empty(self, target: Decoder, rows: int) -> Any:
-        """The state before anything is read, a pytree whose arrays have B `rows`."""
+        """Return the state before any token is read, a pytree of arrays with B = `rows` rows."""
         del target, rows
         return ()
 
     def read(
         self, target: Decoder, own: Any, cache: KVCache, decided: Decided
     ) -> tuple[Any, KVCache]:
-        """Take in decided tokens: of a chunk of a prompt, or of the path of a step.
+        """Read decided tokens: a chunk of a prompt, or the accepted path of a step.
 
-        The only writer of its layers of the cache: what was drafted and rejected never enters them.
-        A text that has lost its slot is read again, from the beginning of a page on.
+        This is the only writer of the drafter's layers in the cache; rejected drafts never enter
+        them. After a preemption, a text is read again from the start of a page.
 
         Args:
           target: the target, for its embedding.
-          own: its state before.
-          cache: its own layers alone; entries below `decided.start` are those of the same text. Its
-            `lengths` are `decided.start`; those that are returned are not looked at.
-            An entry at position i may depend on the token at i + 1.
-          decided: the tokens; a row whose `count` is 0 must keep its state.
+          own: the state before these tokens.
+          cache: the drafter's own layers, whose entries below `decided.start` are those of the same
+            text. `lengths` are `decided.start`; the `lengths` of the result are ignored. The entry
+            at position i may depend on the token at i + 1.
+          decided: the tokens. A row with `count` 0 must keep its state.
 
         Returns:
-          The state, and its layers with the entries of these tokens.
+          The state after these tokens, and the cache with their entries.
         """
         del target, decided
         return own, cache
@@ -130,25 +142,25 @@ class Drafter(ABC):
         noise: Float[Array, "B P V"],
         tree: TreeConfig,
     ) -> TokenTree:
-        """A tree of `tree.budget` nodes below each row's root; siblings carry distinct tokens.
+        """Propose a tree of `tree.budget` nodes for each row; siblings have distinct tokens.
 
-        The engine calls it on what `prepare` returns. On a mesh all arrays are this device's parts.
+        The engine calls this method on the result of `prepare`. On a mesh, all arrays are shards.
 
         Args:
           target: the target, for its embedding and vocabulary projection.
-          own: its state, from `read`.
-          cache: the `target_layers` and behind them its own, with an entry for each decided token
-            but the root.
+          own: the state, from `read`.
+          cache: the `target_layers` followed by the drafter's own layers, with an entry for each
+            decided token but the root.
           view: the rows.
-          noise: noise of the P positions after the root, which the target will choose with.
-          tree: the shape of the tree, static, without tokens of prompt lookup; P is its `max_path`.
+          noise: the noise with which the target will choose the P tokens after the root.
+          tree: the shape of the tree, static, without `lookup_tokens`; P is its `max_path`.
         """
 
 
 def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
-    """Refuse layers that do not rise from 0, or that the target does not have below its last.
+    """Raise an error unless the layers ascend from 0 and lie below the target's last layer.
 
-    The sentence calls them by `name`.
+    `name` is what the error message calls the layers.
     """
     last = target.num_hidden_layers - 1
     for before, layer in pairwise((-1, *layers)):
@@ -164,7 +176,7 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RootOnly(Drafter):
-    """No drafter: the one-node tree, which makes autoregressive decoding the same program."""
+    """No drafter: the tree is the root alone, as in autoregressive decoding."""
 
     @property
     def name(self) -> str:
@@ -188,7 +200,7 @@ class RootOnly(Drafter):
 
 
 def check_drafting(target: TargetConfig, drafter: Drafter, tree: TreeConfig | None) -> None:
-    """Refuse a drafter of another target, and trees that it cannot draft or that reach too far."""
+    """Raise an error if a drafter does not fit the target, or cannot draft the tree."""
     drafter.check(target)
     if tree is not None:
         drafter.check_tree(tree.without_lookup)
@@ -196,7 +208,7 @@ def check_drafting(target: TargetConfig, drafter: Drafter, tree: TreeConfig | No
 
 
 def check_reach(target: TargetConfig, tree: TreeConfig) -> None:
-    """Refuse a tree that is deeper than the target has positions."""
+    """Raise an error if the tree is deeper than the target has positions."""
     if tree.max_path > target.position_limit:
         lookup = f" and lookup_tokens {tree.lookup_tokens}" if tree.lookup_tokens else ""
         raise InputError(
@@ -206,14 +218,14 @@ def check_reach(target: TargetConfig, tree: TreeConfig) -> None:
 
 
 def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
-    """The drafter that decoding takes.
+    """Return the `Drafter` for any kind of drafter argument.
 
     Args:
-      drafter: from `load_drafter`; or a model, from `load_target`; or a drafter as it is, such as
+      drafter: a head or a model, from `load_drafter` or `load_target`; a `Drafter` such as
         `PromptLookup()`; or None for autoregressive decoding.
 
     Raises:
-      InputError: it is something else.
+      InputError: the argument is something else.
     """
     if drafter is None:
         return RootOnly()
@@ -224,41 +236,41 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
                 "jax.tree_util.register_dataclass."
             )
         return drafter
-    from redrafter_jax.drafters.kinds import find_weighted  # all kinds' modules, for heads alone
+    from redrafter_jax.drafters.kinds import find_weighted  # loads the modules of all kinds
 
     kind = find_weighted(drafter.config) if isinstance(drafter, Model) else None
     if kind is None:
         raise InputError(
-            f"drafter is {drafter!r:.40}; give what load_drafter returns, a Drafter such as "
+            f"drafter is {drafter!r:.40}; give the result of load_drafter, a Drafter such as "
             "PromptLookup(), or None for autoregressive decoding."
         )
     return kind.drafter(drafter)
 
 
 def check_pair(target: TargetConfig, drafter: object, tree: TreeConfig) -> None:
-    """Refuse a drafter of another target, and trees that it cannot draft or that reach too far.
+    """Raise an error if a drafter does not fit the target, or cannot draft the tree.
 
-    `drafter` is the configuration of one that has weights, which may not be loaded yet.
+    `drafter` is the configuration of a drafter with weights, which need not be loaded yet.
     """
     check_drafting(target, outline(drafter), tree)
 
 
 def outline(config: object) -> Drafter:
-    """The drafter of such a configuration without its weights: what it states and refuses."""
+    """Return the drafter of a configuration without weights, for its properties and checks."""
     return as_drafter(Model(config, nnx.split(nnx.Module())[0], nnx.State({})))
 
 
 def bind_drafter(
     drafter: LoadedHead | Drafter | None, tree: TreeConfig | None = None
 ) -> tuple[Drafter, TreeConfig | None]:
-    """The drafter that decoding takes, and the tree that it drafts.
+    """Return the drafter to use, and the tree that it drafts.
 
     Args:
-      drafter: as `as_drafter` takes it.
-      tree: the shape of its trees; None is the drafter's default.
+      drafter: as in `as_drafter`.
+      tree: the shape of the trees; None is the drafter's default.
 
     Raises:
-      InputError: `drafter` is something else, `tree` is no tree, or there is no drafter for it.
+      InputError: `drafter` or `tree` has the wrong type, or there is a tree but no drafter.
     """
     bound = as_drafter(drafter)
     if tree is None:

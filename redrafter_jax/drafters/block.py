@@ -1,4 +1,4 @@
-"""DFlash and DSpark heads in decoding: what they keep of the text, and the trees they draft."""
+"""The DFlash and DSpark drafter: reading decided tokens, and growing trees from a block."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,9 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockDrafter(HeadDrafter):
-    """A DFlash or DSpark head, and the trees that it drafts.
+    """Drafts with a DFlash or DSpark head.
 
-    All that it keeps of the text lies in its layers of the cache.
+    Its whole state is in its layers of the cache.
     """
 
     @property
@@ -43,11 +43,11 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """The chain of the whole block, which is what the authors' code drafts."""
+        """A chain of the whole block, as in the authors' code."""
         return TreeConfig(beam_width=1, draft_rounds=self.config.places)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse the target of another head, scaled embeddings, and a mesh that does not divide."""
+        """Raise an error for a target that does not fit, or a mesh that cannot split the head."""
         super().check(target)
         if target.scaled_embeddings:
             raise InputError(
@@ -64,7 +64,7 @@ class BlockDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Any, cache: KVCache, decided: Decided
     ) -> tuple[Any, KVCache]:
-        """Keys and values of the decided tokens, which depend on nothing else of the text."""
+        """Append keys and values of decided tokens, each computed from its own hidden states."""
         del target
         positions = decided.start[:, None] + jnp.arange(decided.tokens.shape[1])
         remembered = self.model.merge().remember(decided.hidden, positions)
@@ -95,15 +95,15 @@ class BlockDrafter(HeadDrafter):
         lengths: Int[Array, " B"],
         tree: TreeConfig,
     ) -> tuple[Advance, Grown]:
-        """How a tree grows, and what it carries before the first round; arguments as in `propose`.
+        """Return the `Advance` of the head, and the state before the first round.
 
-        The block is filled here, in one pass, and scored at once. Beams carry the state of the
-        sequential head.
+        Arguments are those of `propose`. The block is filled and scored here in one pass; a beam's
+        state is that of the sequential head.
         """
         head, rounds = self.model.merge(), tree.draft_rounds
         scale = head.config.layer.attention_scale
         M = head.config.block_size
-        # The places of the block see each other, those behind them too.
+        # Attention within the block is bidirectional.
         mask = jnp.ones((len(root), M, M), bool)
         hidden = head.fill(
             root, lengths, target, lambda layer: attend_to_text(cache, layer, mask, scale)
@@ -126,10 +126,10 @@ class BlockDrafter(HeadDrafter):
 
 
 def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """The layers read the block once, and the sequential head's projections every round.
+    """Count the reads: the layers once per block, the sequential head's projections every round.
 
-    Of the sequential head's embedding a few rows are read, which are left out; what was decided
-    reads `fc`, and of the layers the projections of queries, keys and values.
+    Rows of the sequential head's embedding are not counted. Decided tokens read `fc`, and the
+    query, key and value projections of the layers.
     """
     rounds = tree.draft_rounds
     weights, reading = [], [params["fc"], params["hidden_norm"]]
@@ -141,7 +141,7 @@ def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftRead
             weights.append((part, rounds if name == "confidence" else 1))
     for layer in params["layers"].values():
         attention = layer["self_attn"]
-        # The queries' weights lie beside those of keys and values.
+        # Query, key and value weights are one parameter.
         reading += [attention[name] for name in attention if name not in ("o_proj", "q_norm")]
     projections = 1 if config.head == "target" else 0
     return DraftReads(weights, projections, config.block_size, reading=reading)

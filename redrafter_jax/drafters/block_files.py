@@ -1,13 +1,13 @@
-"""The dialects in which DFlash and DSpark heads are published, and the one that is written here.
+"""The published dialects of DFlash and DSpark heads' files, and the dialect written here.
 
-What is read was found in the code of those who write the files: z-lab/dflash (`dflash/model.py`),
-whose layout sgl-project/SpecForge shares for DFlash; deepseek-ai/DeepSpec (`modeling/dspark/qwen3`,
-for both kinds), and vllm-project/speculators (`models/dflash` and `models/dspark`). Weights have
-the same names in all of them. All train with the target's own embedding and vocabulary projection,
-frozen, so that the copies in some files are not read.
+The dialects are taken from the code that writes the files: z-lab/dflash (`dflash/model.py`), whose
+layout sgl-project/SpecForge shares for DFlash; deepseek-ai/DeepSpec (`modeling/dspark/qwen3`, for
+both kinds), and vllm-project/speculators (`models/dflash` and `models/dspark`). Weights have the
+same names in all dialects. All train with the target's embedding and vocabulary projection, frozen;
+copies of these in the files are ignored.
 
-Left out are SpecForge's DSpark, whose training and decoding predict a token at different places,
-and its Domino; and DeepSpec's heads of Gemma 4.
+Not supported are SpecForge's DSpark heads, whose training and decoding predict a token at different
+places, its Domino heads, and DeepSpec's heads for Gemma 4.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ _NESTED = "dflash_config"
 _LAYER_IDS = "target_layer_ids"
 _INPUT_IDS = "aux_hidden_state_layer_ids"
 _FROM_ANCHOR = "sample_from_anchor"
-# What `architectures` holds in z-lab's files and in DeepSpec's, and whether the root's place
-# predicts; speculators' files state that.
+# `architectures` in z-lab's files and in DeepSpec's, and whether the root's place predicts;
+# speculators' files state the latter.
 _ARCHITECTURES = {"DFlashDraftModel": False, "Qwen3DSparkModel": True}
-# Whole numbers that every dialect states.
+# Integers that every dialect states.
 STATED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_hidden_layers", "block_size", "mask_token_id"),
@@ -49,7 +49,7 @@ _KNOWN = {
     *("num_anchors", "transformer_layer_config"),
     *(SPECULATORS, _NESTED, _LAYER_IDS, _INPUT_IDS, _FROM_ANCHOR),
 }
-# The target's, once more, and what follows from the configuration.
+# Copies of the target's weights, and values that follow from the configuration.
 IGNORED = (r"(embed_tokens|lm_head)\.weight", r"rotary_emb\.inv_freq")
 _NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 _PARTS = {
@@ -62,27 +62,27 @@ _PARTS = {
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is one of a DFlash or DSpark head, or of one that is left out."""
+    """Whether `config.json` is of a DFlash or DSpark head, supported or not."""
     named = [str(stated.get(SPECULATORS, "")), *architectures(stated)]
     known = ("dflash", "dspark", "domino")
     return _NESTED in stated or any(one in name.lower() for name in named for one in known)
 
 
 def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of all dialects side by side; speculators' nest the layers', z-lab's the block's.
+    """Return the fields of all dialects unnested: speculators nests the layers', z-lab the block's.
 
     Raises:
-      FieldError: it is a head that is not read.
+      FieldError: the head is not supported.
     """
     if SPECULATORS in stated:
         kind = stated[SPECULATORS]
         if kind not in ("dflash", "dspark"):
-            READER.refuse(SPECULATORS, f"is {kind!r:.80}; 'dflash' and 'dspark' are read.")
+            READER.refuse(SPECULATORS, f"is {kind!r:.80}; 'dflash' and 'dspark' are supported.")
         return READER.flatten_speculators(stated)
     for name in architectures(stated):
         if name not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
-            READER.refuse("architectures", f"names {name!r:.80}; {known} are read.")
+            READER.refuse("architectures", f"names {name!r:.80}; {known} are supported.")
     within = stated.get(_NESTED)
     if not isinstance(within, Mapping | None):
         READER.refuse(_NESTED, f"is {within!r:.80}; it must be an object of fields.")
@@ -93,15 +93,15 @@ def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """The fields of the configuration but its rotary embedding and the tokens that it drafts.
+    """Return the configuration fields, except for the rotary embedding and the draftable tokens.
 
     Args:
-      stated: fields of `flatten`.
-      shapes: of the weights, by name.
+      stated: fields from `flatten`.
+      shapes: shapes of the weights, by name.
 
     Raises:
-      FieldError: a field is missing that decides what the head computes, has a value that is not
-        supported, or is not known.
+      FieldError: a field that decides what the head computes is missing, is unknown or has an
+        unsupported value.
     """
     del shapes
     READER.refuse_unknown(stated, _KNOWN)
@@ -121,7 +121,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def to_files(config: BlockConfig) -> dict[str, Any]:
-    """DeepSpec's fields, and those that it lacks as speculators' files call them."""
+    """Return DeepSpec's fields, plus missing ones by speculators' names."""
     fields: dict[str, Any] = {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
@@ -155,11 +155,11 @@ def to_files(config: BlockConfig) -> dict[str, Any]:
 
 
 def stored_name(config: BlockConfig, name: str) -> str:
-    """Ours: layers.0.attention_norm, markov.scores.kernel; theirs: layers.0.input_layernorm ..."""
+    """Map our names (layers.0.attention_norm) to theirs (layers.0.input_layernorm.weight)."""
     del config
     last = "bias" if name.endswith((".bias", "_bias")) else "weight"
     name = name.removesuffix(".kernel").removesuffix(".bias")
-    if name.endswith("_bias"):  # of attention
+    if name.endswith("_bias"):  # of an attention projection
         return f"{name.removesuffix('_bias')}_proj.bias"
     parent, _, own = name.rpartition(".")
     if own in _NORMS:
@@ -168,7 +168,7 @@ def stored_name(config: BlockConfig, name: str) -> str:
 
 
 def _predicts_from_anchor(stated: Mapping[str, Any]) -> bool:
-    """Whether the root's place predicts: as stated, or as the dialect has it."""
+    """Whether the root's place predicts, as stated or by the dialect's default."""
     own = stated.get(_FROM_ANCHOR)
     if own is not None:
         return own
@@ -182,9 +182,9 @@ def _predicts_from_anchor(stated: Mapping[str, Any]) -> bool:
 
 
 def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
-    """The outputs that the numbers of each dialect mean.
+    """Return the layers whose outputs are fused, from any dialect's numbers.
 
-    z-lab's code has layers of its own where its files name none.
+    Without numbers, they are the default layers of z-lab's code.
     """
     if SPECULATORS in stated:
         return READER.layers(_INPUT_IDS, stated.get(_INPUT_IDS), inputs=True)

@@ -1,11 +1,11 @@
 """DFlash and DSpark heads: a block of masked tokens, which a few decoder layers fill in one pass.
 
 The target's hidden states of several layers, fused, give every token of the text its keys and
-values in each layer of the head; the text itself passes through no layer. The block is the root and
-masks behind it; its places attend to the text and to all of the block, and each predicts a token.
-DFlash (arXiv 2602.06036) stops there. DSpark (arXiv 2607.05147) adds a sequential head, which
-corrects the scores of a place by the token before it, and a confidence head, which predicts how
-much of the target's probability the corrected scores share.
+values in each layer of the head; the text itself passes through no layer. The block is the root
+followed by masks. Its places attend to the text and to the whole block, and each predicts a token.
+This is DFlash (arXiv 2602.06036). DSpark (arXiv 2607.05147) adds a sequential head, which corrects
+the scores of a place given the previous token, and a confidence head, which predicts how much of
+the target's probability the corrected scores share.
 """
 
 from collections.abc import Callable
@@ -42,29 +42,30 @@ _PerLayer = tuple[Float[Array, "B T K H"], ...]
 
 @dataclass(frozen=True)
 class BlockConfig(HeadConfig):
-    """Shape of a DFlash or DSpark head, whose width is the target's.
+    """Configuration of a DFlash or DSpark head, whose width is the target's.
 
-    `context_layers` are the target's layers that are fused.
+    `context_layers` are the target layers that are fused.
 
     Attributes:
-      num_layers: of the head's decoder layers.
-      intermediate_size: of their feed-forward blocks.
-      num_attention_heads: Q.
-      num_key_value_heads: K.
-      head_dim: H.
-      block_size: places of the block, the root's included.
-      mask_token: the token whose embedding stands at the masked places.
-      sample_from_anchor: whether the place of the root predicts too, as in DeepSpec's heads; else
-        the first masked place predicts the token after the root, as in DFlash's.
-      rms_norm_eps: of all norms of the head.
-      rope_theta: rotary base.
-      rope_scaling: how rotary frequencies are stretched; None leaves them plain.
-      attention_bias: whether queries, keys, values and the attention block's output have a bias.
-      markov_rank: width of the sequential head's embedding and state; 0 where there is none.
-      markov_head_type: "vanilla" corrects by the token before alone, "gated" also by the place, and
-        "rnn" by all tokens of the block before it.
+      num_layers: number of the head's decoder layers.
+      intermediate_size: width of their feed-forward blocks.
+      num_attention_heads: Q, number of query heads.
+      num_key_value_heads: K, number of key/value heads.
+      head_dim: H, width of a head.
+      block_size: number of places of the block, including the root's.
+      mask_token: id of the token whose embedding is used at masked places.
+      sample_from_anchor: whether the root's place predicts the next token, as in DeepSpec's heads;
+        otherwise the first masked place does, as in DFlash's.
+      rms_norm_eps: epsilon of all norms of the head.
+      rope_theta: base of the rotary embedding.
+      rope_scaling: scaling of the rotary frequencies; None for no scaling.
+      attention_bias: whether the query, key, value and output projections have a bias.
+      markov_rank: width of the sequential head's embedding and state; 0 for no sequential head.
+      markov_head_type: input of the correction: "vanilla" for the previous token, "gated" for the
+        previous token and the place, "rnn" for all previous tokens of the block.
       confidence: whether there is a confidence head.
-      confidence_with_markov: whether it reads the sequential head's embedding too.
+      confidence_with_markov: whether the confidence head also reads the sequential head's
+        embedding.
     """
 
     num_layers: Count
@@ -88,15 +89,15 @@ class BlockConfig(HeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.layer  # which checks its sizes
-        problem = f"is {self.mask_token}, and there are {self.vocab_size} tokens, counted from 0."
+        problem = f"is {self.mask_token}; it must be below vocab_size, {self.vocab_size}."
         require(self.mask_token < self.vocab_size, self, "mask_token", problem)
-        problem = "is 1, the root alone, and sample_from_anchor is False: nothing predicts."
+        problem = "is 1 and sample_from_anchor is False, so no place predicts; give 2 or more."
         require(self.places > 0, self, "block_size", problem)
-        problem = "is empty; name the layers of the target that the head reads."
+        problem = "is empty; name the target layers that the head reads."
         require(bool(self.context_layers), self, "context_layers", problem)
         scaled = isinstance(self.rope_scaling, LinearScaling | Llama3Scaling | None)
         name = type(self.rope_scaling).__name__
-        problem = f"is {name}; heads are known with linear scaling and Llama 3.1's alone."
+        problem = f"is {name}; only linear scaling and Llama 3.1's are supported."
         require(scaled, self, "rope_scaling", problem)
         reads = self.markov_rank > 0 and self.confidence
         problem = "is True, which needs a confidence head and a markov_rank above 0."
@@ -112,7 +113,7 @@ class BlockConfig(HeadConfig):
 
     @property
     def layer(self) -> TargetConfig:
-        """The head's decoder layers, as those of a target."""
+        """The configuration of the head's decoder layers, as those of a target."""
         return layer_config(
             self.vocab_size,
             self.hidden_size,
@@ -126,32 +127,32 @@ class BlockConfig(HeadConfig):
 
     @property
     def first_place(self) -> int:
-        """The place of the block that predicts the token after the root."""
+        """The index of the place that predicts the token after the root."""
         return 0 if self.sample_from_anchor else 1
 
     @property
     def places(self) -> int:
-        """How many places of the block predict, which is how many rounds can be drafted."""
+        """The number of places that predict, which is the maximum number of draft rounds."""
         return self.block_size - self.first_place
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees of ranks, deeper than the block, or of more tokens than can be drafted."""
+        """Raise an error for trees of ranks, deeper than the block, or that are too wide."""
         tree.check_beams("a DFlash or DSpark head")
         if tree.draft_rounds > self.places:
             raise InputError(
                 f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.places} "
-                "places of the head's block that predict; draft fewer."
+                "places that predict in the head's block; draft fewer."
             )
         super().check_tree(tree)
 
 
 class Corrected(NamedTuple):
-    """What the sequential head makes of a round.
+    """The output of the sequential head in one round.
 
     Attributes:
-      state: of "rnn" what it hands to the next round; else what it was given.
-      embedded: the embedding of the tokens before.
-      bias: what is added to the scores; on a mesh maybe this device's part of U.
+      state: state for the next round if "rnn"; otherwise the input state.
+      embedded: embedding of the previous tokens.
+      bias: values to add to the scores; on a mesh possibly a shard of U.
     """
 
     state: Float[Array, "B w r"]
@@ -160,7 +161,7 @@ class Corrected(NamedTuple):
 
 
 class SequentialHead(nnx.Module):
-    """The correction of a place's scores by the token before it, through a narrow bottleneck."""
+    """Corrects the scores of a place given the previous token, through a low-rank projection."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs) -> None:
         V, D, r = config.vocab_size, config.hidden_size, config.markov_rank
@@ -169,7 +170,7 @@ class SequentialHead(nnx.Module):
         if config.markov_head_type == "gated":
             self.gate = Dense(D + r, r, bias=True, rngs=rngs)
         elif config.markov_head_type == "rnn":
-            # Gate, candidate and output side by side.
+            # Gate, candidate and output, concatenated.
             self.joint = Dense(D + 2 * r, 3 * r, bias=True, rngs=rngs)
         self.scores = Dense(r, config.draft_vocab_size, bias=False, rngs=rngs)
 
@@ -179,12 +180,12 @@ class SequentialHead(nnx.Module):
         tokens: Int[Array, "B w"],
         hidden: Float[Array, "B 1 D"],
     ) -> Corrected:
-        """The correction of the scores after these tokens.
+        """Compute the correction of the scores after these tokens.
 
         Args:
-          state: what the round before left, zeros in the first.
-          tokens: the newest of each beam.
-          hidden: what the layers put out at the round's place, the same for all beams.
+          state: state of the previous round; zeros in the first.
+          tokens: newest token of each beam.
+          hidden: output of the layers at the round's place, shared by all beams.
         """
         embedded = read_rows(
             self.embed_tokens.get_value(), tokens, self.config.vocab_size, hidden.dtype
@@ -227,15 +228,15 @@ class BlockHead(HeadWeights):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the layers' activations: the norms', which are never quantized."""
+        """The activation dtype, taken from a norm because norms are never quantized."""
         return self.norm[...].dtype
 
     def remember(
         self, hidden: Float[Array, "B C Z"], positions: Int[Array, "B C"]
     ) -> tuple[_PerLayer, _PerLayer]:
-        """Keys and values of every layer for tokens of the text, from the target's hidden states.
+        """Compute keys and values of text tokens in every layer from the target's hidden states.
 
-        The last of these, after the target's final norm, is not read.
+        The last hidden state, after the target's final norm, is not read.
         """
         config = self.config
         read = hidden[..., : len(config.context_layers) * config.hidden_size].astype(self.dtype)
@@ -252,13 +253,14 @@ class BlockHead(HeadWeights):
         target: Decoder,
         attend_in: Callable[[int], Attend],
     ) -> Float[Array, "B places D"]:
-        """What the layers put out at the places of the block that predict, after the last norm.
+        """Run the layers on the block; returns the normalised outputs at the predicting places.
 
         Args:
           root: the last decided token.
-          lengths: its position.
-          target: for its embedding.
-          attend_in: from a layer's number to its attention, whose keys and values are the block's.
+          lengths: position of the root.
+          target: the target, for its embedding.
+          attend_in: function from a layer's index to its attention within the block and to the
+            text.
         """
         config, M = self.config, self.config.block_size
         masks = jnp.full((len(root), M - 1), config.mask_token, root.dtype)
@@ -272,9 +274,10 @@ class BlockHead(HeadWeights):
     def logits(
         self, hidden: Float[Array, "... D"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Scores of the tokens that places predict, float32, before any correction.
+        """Return float32 scores of the tokens that places predict, before any correction.
 
-        On a mesh, those of this device's part of them. With `head="target"` the scorer makes them.
+        On a mesh, the scores are this device's shard. With `head="target"` the scorer computes
+        them.
         """
         if self.config.head == "own":
             return linear(hidden, self.lm_head.kernel.get_value(), jnp.float32)
@@ -288,22 +291,22 @@ class BlockHead(HeadWeights):
         hidden: Float[Array, "B 1 D"],
         scores: Float[Array, "B 1 U"],
     ) -> tuple[Float[Array, "B w r"], Float[Array, "B _ U"], Float[Array, "B w"] | None]:
-        """A round of the sequential head and of the confidence head, where there are such.
+        """Run one round of the sequential head and of the confidence head, as far as they exist.
 
         Args:
-          state: what the round before left.
-          tokens: the newest of each beam.
-          hidden: what the layers put out at the round's place.
-          scores: the place's, of `logits`.
+          state: state of the previous round.
+          tokens: newest token of each beam.
+          hidden: output of the layers at the round's place.
+          scores: scores of the place, from `logits`.
 
         Returns:
-          The state, the corrected scores (of all beams alike without a sequential head), and the
-          log-probability that they hold.
+          The state; the corrected scores, shared by all beams without a sequential head; and the
+          log-probability that the scores are right.
         """
         read = jnp.broadcast_to(hidden, (*tokens.shape, hidden.shape[-1]))
         if self.config.markov_rank:
             state, embedded, bias = self.markov(state, tokens, hidden)
-            if bias.shape[-1] < scores.shape[-1]:  # of a mesh, where the target lends all of few
+            if bias.shape[-1] < scores.shape[-1]:  # a mesh splits the bias, but not all scores
                 bias = all_gather(bias, scores.shape[-1])
             scores = scores + bias
             if self.config.confidence_with_markov:

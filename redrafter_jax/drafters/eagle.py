@@ -1,4 +1,4 @@
-"""EAGLE heads in decoding: what they read of decided tokens, and the trees that they grow."""
+"""The EAGLE drafter: reading decided tokens with an EAGLE head, and growing trees."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -30,10 +30,10 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EagleDrafter(HeadDrafter):
-    """An EAGLE head, and the trees that it grows.
+    """Drafts with an EAGLE head.
 
-    Its own state is what the layer put out at the last entry, which predicts the token after the
-    root: `[B width]`.
+    The state `own` is the layer's output at the last entry, `[B width]`, from which the token after
+    the root is predicted.
     """
 
     @property
@@ -50,16 +50,16 @@ class EagleDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """That of EAGLE-2's and EAGLE-3's code: ten beams, eight rounds, and the 59 best nodes.
+        """The tree of EAGLE-2's and EAGLE-3's code: ten beams, eight rounds, the 59 best nodes.
 
-        Its `depth=7` counts the rounds after the first. A head of very few tokens drafts those.
+        Their `depth=7` does not count the first round. Heads with fewer tokens draft fewer.
         """
         U = self.config.draft_vocab_size
         width, nodes = min(10, U), min(60, U + 1)
         return TreeConfig(beam_width=width, draft_rounds=8, num_nodes=nodes, rerank=True)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse the target of another head, and a mesh that does not divide the head's parts."""
+        """Raise an error for a target that does not fit, or a mesh that cannot split the head."""
         super().check(target)
         if self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "EAGLE head")
@@ -71,9 +71,9 @@ class EagleDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B width"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B width"], KVCache]:
-        """Entries of the decided tokens, with the target's own hidden states."""
+        """Compute the entries of decided tokens from the target's hidden states."""
         head = self.model.merge()
-        # Past the decided ones a token may be none.
+        # `following` may be -1 past the decided tokens.
         embedded = head.embed(jnp.maximum(decided.following, 0), target)
         run = partial(head.run, embedded, head.fuse(decided.hidden))
         return read_decided(run, own, cache, decided, head.config.layer.attention_scale)
@@ -100,9 +100,10 @@ class EagleDrafter(HeadDrafter):
         lengths: Int[Array, " B"],
         tree: TreeConfig,
     ) -> tuple[Advance, Grown]:
-        """How a tree grows, and what it carries before the first round; arguments as in `propose`.
+        """Return the `Advance` of the head, and the state before the first round.
 
-        Beams carry what they see of the tree, and what the layer put out at their newest entry.
+        Arguments are those of `propose`. A beam's state is its mask of seen nodes, and the layer's
+        output at its newest entry.
         """
         head, scorer, B = self.model.merge(), self.scorer(target), len(lengths)
         scale, dtype = head.config.layer.attention_scale, cache.keys[0].dtype
@@ -111,14 +112,14 @@ class EagleDrafter(HeadDrafter):
             grown: Grown, tokens: Int[Array, "B w"], round: Int[Array, ""] | int
         ) -> tuple[Grown, Float[Array, "B w U"]]:
             seen, output = grown.beams
-            if isinstance(round, int):  # the root was read with the decided tokens
+            if isinstance(round, int):  # the first call: `read` has run the layer on the root
                 return grown, head.logits(output, scorer)
             seen, nodes = see_themselves(seen, round), grown.nodes
             attend = attend_to_ancestors(cache, nodes, 0, seen, round, scale=scale)
             output, keys, values = head.run(
                 head.embed(tokens, target),
                 head.feed_back(output),
-                # The entry of a token stands at the position before it.
+                # The entry of a token is at the position before the token.
                 jnp.broadcast_to(lengths[:, None] + round - 1, tokens.shape),
                 in_dtype_of(cache, attend),
             )
@@ -130,12 +131,12 @@ class EagleDrafter(HeadDrafter):
 
 
 def count_reads(config: EagleConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """The layer reads the accepted path, and the tokens of every round but the last.
+    """Count the reads: the layer reads the accepted path, and all drafted rounds but the last.
 
-    Of an embedding of the head's own its rows are not counted, which are few beside the layer.
+    Rows of the head's own embedding are not counted; they are small beside the layer.
     """
     rounds = tree.draft_rounds
-    # EAGLE-3 fuses the target's hidden states alone; the first version pairs in every pass.
+    # EAGLE-3 applies `fc` to the target's hidden states only, the first version in every pass.
     once = ("input_norm", "fc_norm", *(("fc",) if config.version == "3" else ()))
     weights = [
         (part, 1 if name in once else rounds)

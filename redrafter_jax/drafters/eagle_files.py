@@ -1,10 +1,10 @@
-"""The dialects in which EAGLE heads are published, and the one that is written here.
+"""The published dialects of EAGLE heads' files, and the dialect written here.
 
-What is read was found in the code of those who write the files: SafeAILab/EAGLE (`cnets1.py` for
-EAGLE and EAGLE-2, `cnets.py` for EAGLE-3), sgl-project/SpecForge (`llama3_eagle.py`), whose layout
+The dialects are taken from the code that writes the files: SafeAILab/EAGLE (`cnets1.py` for EAGLE
+and EAGLE-2, `cnets.py` for EAGLE-3), sgl-project/SpecForge (`llama3_eagle.py`), whose layout
 Tencent/AngelSlim and SGLang share, vllm-project/speculators (`models/eagle3`), and
-deepseek-ai/DeepSpec (`modeling/eagle3/qwen3`). They differ in how `config.json` is nested, in what
-flags it states, in which layers its numbers mean, and in the name of the one layer.
+deepseek-ai/DeepSpec (`modeling/eagle3/qwen3`). They differ in the nesting of `config.json`, in the
+flags that it states, in the meaning of layer numbers, and in the name of the layer.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from redrafter_jax.drafters.published import (
 MODEL_TYPE = "eagle"
 READER = Reader(EagleConfig, "EAGLE heads")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# What `architectures` holds in each dialect, beside SafeAILab's, which calls heads as targets.
+# `architectures` in each dialect but SafeAILab's, whose heads have the name of a target.
 _ARCHITECTURES = {
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
@@ -32,13 +32,13 @@ _ARCHITECTURES = {
     "EagleLlamaForCausalLM",
     "Qwen3Eagle3Model",
 }
-# Fields of how a head was trained.
+# Fields that describe the head's training.
 _TRAINED = {"ttt_length", "ttt_steps", "step_loss_decay", "draft_num_hidden_layers"}
 _SIZES = ("vocab_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
-# Whole numbers that every dialect states.
+# Integers that every dialect states.
 STATED = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
-# Flags with weights of their own, each with one of them: where a file does not state the flag, the
-# weights tell.
+# Flags that come with weights, and one such weight: if a file does not state a flag, the presence
+# of the weight decides.
 _WEIGHTS_OF = {
     "fc_bias": "fc.bias",
     "attention_bias": "{layer}self_attn.q_proj.bias",
@@ -47,7 +47,7 @@ _WEIGHTS_OF = {
     "norm_before_fc": "input_norm.weight",
     "fc_norm": "fc_norm.0.weight",
 }
-# Those flags as files call them, the first name that is stated.
+# Names of these flags in files; the first stated one is used.
 _STATED_AS = {
     "fc_bias": ("bias",),
     "attention_bias": ("qkv_bias", "attention_bias"),
@@ -73,12 +73,12 @@ _NORMS = {
     "hidden_norm": "{layer}hidden_norm",
     "mlp_norm": "{layer}post_attention_layernorm",
 }
-# The target's, once more, and what follows from the configuration.
+# Copies of the target's weights, and values that follow from the configuration.
 IGNORED = (r"embed_tokens\.weight", r"(.*\.)?rotary_emb\.inv_freq")
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is one of an EAGLE head; those like a target's are told by `holds`."""
+    """Whether `config.json` is of an EAGLE head; those that look like a target's need `holds`."""
     kind = stated.get(SPECULATORS)
     if isinstance(kind, str):
         return "eagle" in kind
@@ -89,35 +89,33 @@ def is_published(stated: Mapping[str, Any]) -> bool:
 
 
 def holds(shapes: Shapes) -> bool:
-    """Whether weights are those of SafeAILab's first heads, whose `config.json` is a target's."""
+    """Whether weights are of SafeAILab's first heads, whose `config.json` looks like a target's."""
     names = {name.removeprefix("model.") for name in shapes}
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names
 
 
 def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of all dialects side by side: speculators' nests those of the layer.
+    """Return the fields of all dialects unnested; speculators nests those of the layer.
 
     Raises:
-      FieldError: it is a head of another kind.
+      FieldError: the head is of another kind.
     """
     if SPECULATORS not in stated:
         for name in architectures(stated):
             if "eagle" in name.lower() and name not in _ARCHITECTURES:
                 known = ", ".join(sorted(_ARCHITECTURES))
                 READER.refuse(
-                    "architectures", f"names {name!r:.80}; of heads called so, {known} are read."
+                    "architectures", f"names {name!r:.80}; the supported ones are {known}."
                 )
         return dict(stated)
     kind = stated[SPECULATORS]
     if kind != "eagle3":
-        READER.refuse(
-            SPECULATORS, f"is {kind!r:.80}; of EAGLE heads of speculators 'eagle3' is read."
-        )
+        READER.refuse(SPECULATORS, f"is {kind!r:.80}; for EAGLE heads only 'eagle3' is supported.")
     return READER.flatten_speculators(stated)
 
 
 def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
-    """The weights under the names that SafeAILab and SpecForge give them."""
+    """Rename weights to the names that SafeAILab and SpecForge use."""
     bare = {name.removeprefix("model."): weight for name, weight in stored.items()}
     if not any(name.endswith("hidden_norm.weight") for name in bare):
         return bare
@@ -129,15 +127,15 @@ def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """The fields of the configuration but its rotary embedding and the tokens that it drafts.
+    """Return the configuration fields, except for the rotary embedding and the draftable tokens.
 
     Args:
-      stated: fields of `flatten`.
-      shapes: of the weights, by the names of `rename`.
+      stated: fields from `flatten`.
+      shapes: shapes of the weights, by the names of `rename`.
 
     Raises:
-      FieldError: a field is missing that decides what the head computes, has a value that is not
-        supported, or is not known.
+      FieldError: a field that decides what the head computes is missing, is unknown or has an
+        unsupported value.
     """
     _refuse_unsupported(stated, shapes)
     version = "3" if "midlayer.hidden_norm.weight" in shapes else "1"
@@ -163,14 +161,14 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         values[name] = first_stated(stated, _STATED_AS.get(name, ()), told)
     count, named = stated.get("num_aux_hidden_states"), len(values["context_layers"]) or 3
     if count not in (None, named):
-        READER.refuse("num_aux_hidden_states", f"is {count}, but {named} layers are named.")
+        READER.refuse("num_aux_hidden_states", f"is {count}, but there are {named} layer numbers.")
     return values
 
 
 def to_files(config: EagleConfig) -> dict[str, Any]:
-    """SpecForge's fields of EAGLE-3, and the flags that it lacks as speculators' files spell them.
+    """Return SpecForge's fields for EAGLE-3, plus missing flags by speculators' names.
 
-    Of version 1 SafeAILab's, with the architecture that SGLang gives them.
+    For version 1 they are SafeAILab's fields, with SGLang's architecture.
     """
     third = config.version == "3"
     fields: dict[str, Any] = {
@@ -204,10 +202,10 @@ def to_files(config: EagleConfig) -> dict[str, Any]:
 
 
 def stored_name(config: EagleConfig, name: str) -> str:
-    """Ours: self_attn.q_proj, self_attn.q_bias, fc.kernel; theirs: midlayer.self_attn.q_proj ..."""
+    """Map our names (self_attn.q_proj, fc.kernel) to theirs (midlayer.self_attn.q_proj.weight)."""
     layer = _LAYERS[config.version]
     name = name.removesuffix(".kernel")
-    if name.endswith(".bias"):  # the projection's
+    if name.endswith(".bias"):  # that of `fc`
         return name
     if name in _NORMS:
         return f"{_NORMS[name].format(layer=layer)}.weight"
@@ -218,7 +216,7 @@ def stored_name(config: EagleConfig, name: str) -> str:
 
 
 def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
-    """The outputs that the numbers of each dialect mean; none where it names none."""
+    """Return the layers whose outputs are fused, from any dialect's numbers; () if not stated."""
     within = stated.get("eagle_config") or {}
     outputs, field = within.get(_LAYER_IDS), "eagle_config"
     if outputs is None:
@@ -227,7 +225,7 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
     if inputs is not None and SPECULATORS not in stated:
         READER.refuse(
             _LAYER_IDS,
-            "stands beside no speculators_model_type, and programs differ on whether it then "
+            "is stated without speculators_model_type, and programs differ on whether it then "
             "numbers inputs or outputs of layers; state the outputs in eagle_config.",
         )
     if inputs is not None:
@@ -238,7 +236,7 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _refuse_unsupported(stated: Mapping[str, Any], shapes: Shapes) -> None:
-    """Refuse fields that change what is computed in a way that is not known here."""
+    """Raise an error for fields with an unknown effect on the head's computation."""
     READER.refuse_unknown(stated, _KNOWN)
     if SPECULATORS in stated and stated.get("norm_before_residual") is None:
         READER.refuse(
@@ -249,7 +247,7 @@ def _refuse_unsupported(stated: Mapping[str, Any], shapes: Shapes) -> None:
     READER.expect(stated, "num_hidden_layers", 1)
     READER.refuse_other_layers(stated)
     if stated.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
-        READER.refuse("tie_word_embeddings", "is True, but no head scores by its embedding here.")
+        READER.refuse("tie_word_embeddings", "is True, but tied embeddings are not supported.")
     within = stated.get("eagle_config")
     if not isinstance(within, Mapping | None):
         READER.refuse("eagle_config", f"is {within!r:.80}; it must be an object of fields.")

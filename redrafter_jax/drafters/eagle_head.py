@@ -1,10 +1,10 @@
-"""EAGLE heads: one decoder layer over pairs of a hidden state and the embedding of the token after.
+"""EAGLE heads: one decoder layer over pairs of a hidden state and the next token's embedding.
 
-The pair (hidden state at i, token i + 1) has an entry at position i of the layer's own cache. What
-the layer puts out predicts token i + 2, and in a round of drafting it stands for the target's
-hidden state at i + 1, which is not known yet. EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858) read
-the target's last hidden state and score by its vocabulary projection; EAGLE-3 (arXiv 2503.01840)
-fuses the outputs of several of its layers and has a projection of its own.
+The pair (hidden state at i, token i + 1) has an entry at position i of the layer's own cache. Its
+output predicts token i + 2; while drafting, it also replaces the target's hidden state at i + 1,
+which is not known yet. EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858) read the target's last
+hidden state and use its vocabulary projection; EAGLE-3 (arXiv 2503.01840) fuses the outputs of
+several target layers and has its own projection.
 """
 
 from collections.abc import Iterator
@@ -34,40 +34,39 @@ from redrafter_jax.models.rotary import positions_in
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import Scorer
 
-# Layers that a head fuses if its files name none: SafeAILab's `modeling_llama_kv.py` takes the
-# inputs of layers 2, L // 2 and L - 3 of L, which are the outputs of those before them.
+# Default fused layers: SafeAILab's `modeling_llama_kv.py` takes the inputs of layers 2, L // 2 and
+# L - 3 of L, which are the outputs of the layers before them.
 _FUSED = 3
 _LEAST_LAYERS = 7
 
 
 @dataclass(frozen=True)
 class EagleConfig(HeadConfig):
-    """Shape of an EAGLE head.
+    """Configuration of an EAGLE head.
 
     `vocab_size` and `hidden_size` are the target's. `context_layers` are the layers that EAGLE-3
-    fuses; where they are empty it fuses the second layer, one in the middle and the fourth from the
-    end.
+    fuses; if empty, they are the second layer, one in the middle and the fourth from the end.
 
     Attributes:
-      version: "1" for EAGLE and EAGLE-2, whose heads are alike; "3" for EAGLE-3.
-      width: of the head's own hidden state; of version 1 the target's.
-      intermediate_size: of the feed-forward block.
-      num_attention_heads: Q.
-      num_key_value_heads: K.
-      head_dim: H.
-      rms_norm_eps: of all norms of the head.
-      rope_theta: rotary base.
-      rope_scaling: how rotary frequencies are stretched; None leaves them plain.
+      version: "1" for EAGLE and EAGLE-2, which have the same heads; "3" for EAGLE-3.
+      width: width of the head's hidden state; for version 1 the target's.
+      intermediate_size: width of the feed-forward block.
+      num_attention_heads: Q, number of query heads.
+      num_key_value_heads: K, number of key/value heads.
+      head_dim: H, width of a head.
+      rms_norm_eps: epsilon of all norms of the head.
+      rope_theta: base of the rotary embedding.
+      rope_scaling: scaling of the rotary frequencies; None for no scaling.
       fc_bias: whether the projection of the fused or paired input has a bias.
-      attention_bias: whether queries, keys and values have one.
-      attention_output_bias: whether the attention block's output has one.
-      qk_norm: whether every attention head's queries and keys are normalised before they are
-        rotated.
-      own_embedding: whether the head has an embedding of its own, as one of another width must.
+      attention_bias: whether the query, key and value projections have a bias.
+      attention_output_bias: whether the output projection of attention has a bias.
+      qk_norm: whether queries and keys are normalised per head before the rotary embedding.
+      own_embedding: whether the head has its own embedding; required if `width` is not the
+        target's.
       norm_before_residual: whether the residual around attention is taken after the norm.
-      norm_before_fc: whether one norm stands before the projection, over all fused hidden states.
-      fc_norm: whether each of them has a norm of its own there (EAGLE-3.1, arXiv 2605.09992).
-      norm_output: whether the next round reads the output after the last norm, not before it.
+      norm_before_fc: whether a norm over all fused hidden states precedes the projection.
+      fc_norm: whether each fused hidden state has its own norm there (EAGLE-3.1, arXiv 2605.09992).
+      norm_output: whether the next round reads the output after the last norm, rather than before.
     """
 
     version: Literal["1", "3"]
@@ -95,15 +94,15 @@ class EagleConfig(HeadConfig):
         _ = self.layer  # which checks its sizes
         target, own = self.hidden_size, self.width
         alike = own == target
-        problem = f"is {own} and the target's {target}; another width needs own_embedding."
+        problem = f"is {own} and the target's is {target}; this needs own_embedding=True."
         require(alike or self.own_embedding, self, "width", problem)
-        problem = f"is 'target', whose projection reads {target}, and the head's width is {own}."
+        problem = f"is 'target', which needs width={target}, but width is {own}; give 'own'."
         require(alike or self.head == "own", self, "head", problem)
         scaled = isinstance(self.rope_scaling, LinearScaling | Llama3Scaling | None)
         name = type(self.rope_scaling).__name__
-        problem = f"is {name}; heads are known with linear scaling and Llama 3.1's alone."
+        problem = f"is {name}; only linear scaling and Llama 3.1's are supported."
         require(scaled, self, "rope_scaling", problem)
-        problem = "is True beside fc_norm; the files' authors take one or the other."
+        problem = "is True and fc_norm is True; set only one of them."
         require(not (self.norm_before_fc and self.fc_norm), self, "norm_before_fc", problem)
         if self.version == "1":
             self._check_first_version()
@@ -111,18 +110,18 @@ class EagleConfig(HeadConfig):
     def _check_first_version(self) -> None:
         third = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
         for name in third:
-            problem = "is True and version is '1', which has no such norm."
+            problem = "is True, but version '1' has no such norm; leave it out."
             require(not getattr(self, name), self, name, problem)
-        problem = f"is {self.context_layers} and version is '1', which reads the last layer alone."
+        problem = f"is {self.context_layers}, but version '1' reads only the last layer."
         require(not self.context_layers, self, "context_layers", problem)
-        problem = f"is {self.head!r} and version is '1', which the target's projection scores."
+        problem = f"is {self.head!r}, but version '1' needs 'target'."
         require(self.head == "target", self, "head", problem)
-        problem = f"is {self.width}; of version '1' it is the target's, {self.hidden_size}."
+        problem = f"is {self.width}; for version '1' it must be hidden_size, {self.hidden_size}."
         require(self.width == self.hidden_size, self, "width", problem)
 
     @property
     def layer(self) -> TargetConfig:
-        """The head's decoder layer, as the one of a target."""
+        """The configuration of the head's decoder layer, as that of a target."""
         return layer_config(
             self.vocab_size,
             self.width,
@@ -135,34 +134,34 @@ class EagleConfig(HeadConfig):
 
     @property
     def fused(self) -> int:
-        """The number of hidden states that EAGLE-3 fuses; of version 1 the last one is read."""
+        """The number of hidden states that are fused; 1, the last hidden state, for version 1."""
         return 1 if self.version == "1" else len(self.context_layers) or _FUSED
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """The layers fused, of this target."""
+        """Indices of the fused layers of a target."""
         if self.version == "1" or self.context_layers:
             return self.context_layers
         layers = target.num_hidden_layers
         if layers < _LEAST_LAYERS:
             raise InputError(
                 f"The target has {layers} layers, and the EAGLE-3 head does not name those that it "
-                f"reads; the usual three are of targets with {_LEAST_LAYERS} or more: name others "
-                "in context_layers."
+                f"reads; the default three need {_LEAST_LAYERS} layers or more: name others in "
+                "context_layers."
             )
         return 1, layers // 2 - 1, layers - 4
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
+        """Raise an error for trees of ranks, or whose beams take more tokens than are draftable."""
         if tree.static_tree:
             raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank, and this is an EAGLE "
-                "head, whose trees follow its beams; leave it out."
+                "TreeConfig.static_tree is for heads that draft by rank, and an EAGLE head drafts "
+                "in beams; leave it out."
             )
         super().check_tree(tree)
 
 
 class EagleHead(TrainedHead):
-    """Parameters of an EAGLE head; `run` is its layer, `logits` scores what that puts out."""
+    """Parameters of an EAGLE head; `run` applies its layer, `logits` scores the layer's output."""
 
     config: EagleConfig
 
@@ -189,23 +188,23 @@ class EagleHead(TrainedHead):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the layer's activations: the norms', which are never quantized."""
+        """The activation dtype, taken from a norm because norms are never quantized."""
         return self.mlp_norm[...].dtype
 
     def embed(self, tokens: Int[Array, "..."], target: Decoder) -> Float[Array, "... width"]:
-        """Embeddings of the tokens: the head's own, or the target's as they are stored."""
+        """Return embeddings of tokens: the head's own, or the target's as stored."""
         if not self.config.own_embedding:
             return target.stored_embeddings(tokens).astype(self.dtype)
         table = self.embed_tokens.get_value()
         return read_rows(table, tokens, self.config.vocab_size, self.dtype)
 
     def fuse(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... width"]:
-        """What the target's hidden states are to the layer: those fused, or the last one."""
+        """Return the layer's view of the target's hidden states: fused, or the last one alone."""
         config, D = self.config, self.config.hidden_size
         hidden = hidden.astype(self.dtype)
         if config.version == "1":
             return hidden
-        hidden = hidden[..., : config.fused * D]  # the last one is read by version 1 alone
+        hidden = hidden[..., : config.fused * D]  # only version 1 reads the last hidden state
         if config.norm_before_fc:
             hidden = normalised(hidden, self.input_norm, config.layer)
         if config.fc_norm:
@@ -221,17 +220,17 @@ class EagleHead(TrainedHead):
         positions: Int[Array, "B T"],
         attend: Attend,
     ) -> tuple[Float[Array, "B T width"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """One pass through the layer.
+        """Run the layer once.
 
         Args:
           embedded: embeddings of the tokens after the positions.
-          hidden: the hidden states at the positions: of `fuse`, or what was put out at the tokens
-            before.
+          hidden: hidden states at the positions: from `fuse`, or the fed-back outputs of the
+            entries before.
           positions: rotary positions.
-          attend: attention; what an entry sees is up to the caller.
+          attend: attention; decides which entries are visible.
 
         Returns:
-          What is put out, and the entries' keys and values.
+          The layer's output, and the entries' keys and values.
         """
         config, layer = self.config, self.config.layer
         if config.version == "1":
@@ -246,16 +245,16 @@ class EagleHead(TrainedHead):
         return x, keys, values
 
     def feed_back(self, output: Float[Array, "... width"]) -> Float[Array, "... width"]:
-        """What the next round reads as the hidden state at the token that the output is of."""
+        """Return the output as the hidden state that the next round reads."""
         return self._last_norm(output) if self.config.norm_output else output
 
     def logits(
         self, output: Float[Array, "... width"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Scores of the token that the output predicts, float32.
+        """Return float32 scores of the token that the output predicts, for the draftable tokens.
 
-        One for each of the tokens that can be drafted, in their order; on a mesh, those of this
-        device's part of them. With `head="target"` the scorer makes them, of these tokens.
+        On a mesh, the scores are this device's shard. With `head="target"` the scorer computes
+        them.
         """
         output = output if self.config.version == "1" else self._last_norm(output)
         if self.config.head == "own":
@@ -274,17 +273,16 @@ class EagleHead(TrainedHead):
         segments: Int[Array, "B T"],
         rounds: int,
     ) -> Float[Array, "B T Y"]:
-        """See `TrainedHead`: what the layer puts out in every round, side by side.
+        """See `TrainedHead`: the layer's outputs of all rounds, concatenated.
 
-        In round i each position reads the true token i + 1 after it, and instead of the target's
-        hidden state before that token what the head itself put out there (arXiv 2503.01840,
-        section 3.2).
+        In round i each position reads the true token i + 1 after it, and the head's own output
+        instead of the target's hidden state before that token (arXiv 2503.01840, section 3.2).
         """
         positions, scale = positions_in(segments), self.config.layer.attention_scale
         state, embedded = self.fuse(hidden), embedded.astype(self.dtype)
         outputs, rollout = [], []
         for ahead in range(rounds):
-            # Past the row's end there is no true token, and no loss.
+            # Past the row's end there is no true token and no loss.
             fed = jnp.pad(embedded[:, ahead:], ((0, 0), (0, ahead), (0, 0)))
             attend = attend_in_rows(segments, scale, rollout)
             output, keys, values = self.run(fed, state, positions + ahead, attend)
@@ -300,7 +298,7 @@ class EagleHead(TrainedHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `TrainedHead`: scores of what the layer put out."""
+        """See `TrainedHead`: scores of the layer's outputs."""
         del embedded
         for output in jnp.split(contexts, rounds, axis=-1):
             yield self.logits(output, scorer)

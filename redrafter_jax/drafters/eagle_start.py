@@ -1,4 +1,4 @@
-"""Where the training of an EAGLE-3 head starts."""
+"""Defaults and initial weights for training an EAGLE-3 head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from redrafter_jax.config import LinearScaling, Llama3Scaling, TargetConfig
 from redrafter_jax.config.limits import FieldError
 from redrafter_jax.drafters.eagle_head import EagleHead
 
-# Of the head's layer, what is as in the target's where a training run does not tell.
+# Fields of the head's layer whose default is the target's value.
 _ALIKE = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("rms_norm_eps", "rope_theta"),
@@ -17,9 +17,9 @@ _ALIKE = (
 
 
 def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:
-    """Values for the fields that a training run leaves open; the layer is like the target's.
+    """Return values for unset fields; the layer is like the target's.
 
-    Other scalings of its rotary embedding than those that heads are published with are left out.
+    Rotary scalings that no published head has are left out.
     """
     del told, rounds
     known = isinstance(target.rope_scaling, LinearScaling | Llama3Scaling)
@@ -35,9 +35,9 @@ def start_from_target(module: EagleHead, projection: Float[Array, "D U"]) -> Non
     """Start the head from the target's vocabulary projection.
 
     Raises:
-      FieldError: the head has no projection of its own.
+      FieldError: the head does not have its own projection.
     """
     if module.config.head == "target":
-        problem = "is 'target', which is the target's own from the start; leave initial_head out."
+        problem = "is 'target', so that the head already uses its projection; remove initial_head."
         raise FieldError(module.config, "head", problem)
     module.lm_head.kernel[...] = projection

@@ -1,7 +1,7 @@
-"""A tree grown round by round: the beam search of all drafters that draft one token at a time.
+"""Beam search that grows a tree round by round, for drafters that draft one token at a time.
 
-They differ in how they go on from a token to the scores of the next one: in their `Advance`. Beams,
-ranking, budget and noise are the same for all.
+The drafters differ in their `Advance`, which computes the scores after a token. Beams, ranking,
+budget and noise are the same for all.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from redrafter_jax.types import Beams, Sampling
 
 
 class Grown(NamedTuple):
-    """What a drafter carries from one round to the next.
+    """The state that a drafter carries from one round to the next.
 
     Attributes:
-      beams: a pytree of arrays [B w ...], an entry for each beam: w is 1 in the first round, where
-        the root is the only beam, and W afterwards. A beam begins a round with its parent's entry.
-      nodes: a pytree of whatever belongs to the whole tree, of one shape in all rounds.
-      trust: log-probability that the scores of each beam hold, which is added to those of its
-        tokens; None where nothing says so. A round leaves it for itself alone.
+      beams: pytree of arrays [B w ...] with an entry per beam; w is 1 in the first round, whose
+        only beam is the root, and W afterwards. A beam starts a round with its parent's entry.
+      nodes: pytree for the tree as a whole, of the same shapes in all rounds.
+      trust: log-probability that each beam's scores are right, added to those of its tokens; None
+        without such an estimate. It applies to the round that returns it.
     """
 
     beams: Any
@@ -34,18 +34,18 @@ class Grown(NamedTuple):
     trust: Float[Array, "B w"] | None = None
 
 
-# How a drafter goes on from the newest token of each beam, which stands as many positions after the
-# root as rounds came before, to the scores of the U tokens that can be drafted; on a mesh maybe to
-# this device's part of them. It takes what the round before left, the tokens and the round, from 0
-# to R - 1, which is an int in the first call, and in all where rounds are unrolled; it returns what
-# it leaves itself, and the scores, [B 1 U] where all beams share them.
+# Computes the scores of the U draftable tokens after the newest token of each beam; on a mesh
+# possibly a shard of them. Arguments: the state of the round before, the newest tokens, and the
+# round, from 0 to R - 1, which is the newest tokens' distance from the root. The round is an int in
+# the first call, and in all calls if rounds are unrolled; otherwise it is traced. Returns the
+# state, and the scores, [B 1 U] if all beams share them.
 Advance = Callable[
     [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B _ U"]]
 ]
 
 
 class _Frontier(NamedTuple):
-    """Beams after a round: one before the first round and W after it."""
+    """The beams after a round: one before the first round, W afterwards."""
 
     tokens: Int[Array, "B beams"]
     log_probs: Float[Array, "B beams"]
@@ -65,22 +65,22 @@ def grow(
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
 
-    Beams rank by the summed log-probabilities of their tokens, those of `rank_tokens`. Each round
-    keeps X of the pairs (beam, token) in two stages: the X best tokens of every beam over U, then
-    the X best of those W * X. The first W of them are the beams that the next round goes on from;
-    X is W, or with `tree.rerank` as many as the tree can take.
+    Beams are ranked by the sum of their tokens' log-probabilities, from `rank_tokens`. Each round
+    keeps X (beam, token) pairs in two stages: the X best of the U tokens for every beam, then the X
+    best of those W * X pairs. The first W of them are the beams of the next round. X is W, or with
+    `tree.rerank` as many as fit in the tree.
 
     Args:
-      advance: from the newest token of each beam to scores; called for the first round, and once
-        more for all others, which are one scan unless they are unrolled.
-      grown: what it carries before the first round, where the root is the only beam.
+      advance: computes scores after the newest token of each beam. It is traced once for the first
+        round, and once for the other rounds, which are one scan unless `unrolled`.
+      grown: state before the first round, whose only beam is the root.
       root: the last decided token.
       noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
-      sampling: the rows' temperature and filters.
-      tree: W, R, X, sharpness and candidates; neither X nor candidates may exceed U.
-      drafted: the tokens that can be drafted, in the order of their scores; None for all V.
-      unrolled: whether each round is compiled by itself: for a drafter with other weights in each,
-        and where a loop costs time.
+      sampling: sampling settings of the rows.
+      tree: provides W, R, X, sharpness and candidates; X and candidates must not exceed U.
+      drafted: ids of the draftable tokens, in the order of their scores; None for all V.
+      unrolled: whether each round is compiled separately: for a drafter with different weights per
+        round, and for devices on which loops are slow.
     """
     B, _, V = noise.shape
     U = V if drafted is None else len(drafted)
@@ -102,13 +102,13 @@ def grow(
         shape = (*frontier.tokens.shape, X)
         best, tokens = (jnp.broadcast_to(one, shape) for one in ranked)
         if grown.trust is not None:
-            # Like the scores: never above 0, and NaN drafts nothing.
+            # Like scores, trust is at most 0, and NaN drafts nothing.
             trust = jnp.where(jnp.isnan(grown.trust), -jnp.inf, jnp.minimum(grown.trust, 0.0))
             best = best + trust[..., None]
         totals = (frontier.log_probs[..., None] + best).reshape(B, -1)
         if totals.shape[1] > X:
             log_probs, winners = highest(totals, X)
-        else:  # of the root alone, whose tokens come in falling order
+        else:  # children of the root alone, which are sorted already
             log_probs, winners = totals, jnp.broadcast_to(jnp.arange(X), totals.shape)
         parents = winners // X
         tokens = jnp.take_along_axis(tokens.reshape(totals.shape), winners, axis=1)

@@ -1,4 +1,4 @@
-"""What drafters with a head have in common: layers, the tokens to draft, the state, the checks."""
+"""The common parts of drafters with a head: layers, draftable tokens, state and checks."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ _WEIGHT_INIT = nnx.initializers.lecun_normal()
 
 
 class Dense(nnx.Module):
-    """An affine map, its kernel stored [in, out]."""
+    """An affine map; its kernel is stored [in, out]."""
 
     def __init__(self, width_in: int, width_out: int, *, bias: bool, rngs: nnx.Rngs) -> None:
         self.width_out = width_out
@@ -39,44 +39,44 @@ class Dense(nnx.Module):
         return all_gather(y, self.width_out)
 
     def of_zeros(self) -> Float[Array, " O"]:
-        """What it makes of zeros, for which the kernel need not be read; it has a bias."""
+        """Output for zeros, which is the bias; does not read the kernel."""
         return all_gather(self.bias[...], self.width_out)
 
 
 def make_blocks(width: int, count: int, rngs: nnx.Rngs) -> nnx.List[Dense]:
-    """The layers of so many residual blocks, which all kinds of heads have alike."""
+    """Return the layers of `count` residual blocks."""
     return nnx.List([Dense(width, width, bias=True, rngs=rngs) for _ in range(count)])
 
 
 def run_blocks(blocks: Sequence[Dense], x: Float[Array, "... E"]) -> Float[Array, "... E"]:
-    """`x + SiLU(A x + a)`, block after block."""
+    """Apply residual blocks, `x + SiLU(A x + a)` each."""
     for block in blocks:
         x = x + jax.nn.silu(block(x))
     return x
 
 
 class HeadWeights(nnx.Module):
-    """Parameters that draft from the target's hidden states; a kind for each configuration.
+    """Parameters of a head that drafts from the target's hidden states; one subclass per kind.
 
     Attributes:
-      config: the head's shape, a subclass of `HeadConfig`.
+      config: the head's configuration, a subclass of `HeadConfig`.
     """
 
     config: Any
 
     @property
     def draft_token_ids(self) -> Int[Array, " U"] | None:
-        """The token of every score; None where the scores are those of all V tokens."""
+        """Token ids of the U scores; None if the scores cover all V tokens."""
         tokens = self.config.draft_tokens
         return None if tokens is None else jnp.asarray(tokens, jnp.int32)
 
 
 class TrainedHead(HeadWeights):
-    """Parameters of a head that is trained here."""
+    """Parameters of a head that can be trained here."""
 
     @property
     def attends(self) -> bool:
-        """Whether what it drafts from at a position depends on the positions before."""
+        """Whether the context of a position depends on earlier positions."""
         return False
 
     def contexts(
@@ -86,12 +86,12 @@ class TrainedHead(HeadWeights):
         segments: Int[Array, "B T"],
         rounds: int,
     ) -> Float[Array, "B T Y"]:
-        """What `unroll` drafts from at each position; without attention the hidden states.
+        """Return the context from which `unroll` drafts at each position; hidden states by default.
 
         Args:
           hidden: the target's hidden states.
-          embedded: embeddings of the tokens that follow, the last of a row any.
-          segments: number of each token's document; none reads another's.
+          embedded: embeddings of the next tokens; the last one of a row is arbitrary.
+          segments: number of each token's document; documents do not attend to each other.
           rounds: R.
         """
         del embedded, segments, rounds
@@ -105,24 +105,24 @@ class TrainedHead(HeadWeights):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """What training compares, round by round: scores at C positions after true tokens.
+        """Yield the scores that training compares, round by round, at C positions.
 
         Args:
-          contexts: those of the positions, from `contexts`.
-          embedded: embeddings of the tokens that follow: position c feeds `embedded[:, c + i]` in
-            round i, which predicts the token after that.
+          contexts: contexts of the positions, from `contexts`.
+          embedded: embeddings of the next, true tokens. In round i, position c is fed
+            `embedded[:, c + i]`, and predicts the token after it.
           rounds: R.
-          scorer: the target's vocabulary projection of the U tokens, for a head that has none.
+          scorer: the target's projection of the U tokens, for heads without their own.
         """
 
 
 @dataclass(frozen=True)
 class HeadDrafter(Drafter):
-    """A head, which drafts from the target's hidden state at the last token: its state, `[B Z]`.
+    """A drafter with a head; its state `own` is the hidden state at the last token, `[B Z]`.
 
     Attributes:
       model: the head.
-      borrowed: the target's projection of the head's tokens, from `prepare`, if it has none.
+      borrowed: the target's projection of the draftable tokens, set by `prepare` if needed.
     """
 
     model: LoadedHead
@@ -136,17 +136,17 @@ class HeadDrafter(Drafter):
         return (self.model,)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse the target of another head."""
+        """Raise an error for a target that does not fit."""
         _check_target(target, self.model.config)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees that a head of this kind cannot draft."""
+        """Raise an error for a tree that this kind of head cannot draft."""
         self.model.config.check_tree(tree)
 
     def prepare(self, lender: Lender) -> "HeadDrafter":
-        """The drafter with the target's projection of its `draft_tokens`, where it needs that.
+        """Return the drafter with the target's projection of its `draft_tokens`, if it needs one.
 
-        It stays as it is where it has a projection of its own, drafts all tokens, or lies on a mesh
+        It is not needed by a head with its own projection or that drafts all tokens, nor on a mesh
         that splits the vocabulary.
         """
         config = self.model.config
@@ -155,7 +155,7 @@ class HeadDrafter(Drafter):
         return replace(self, borrowed=lender.projection(config.draft_tokens))
 
     def scorer(self, target: Decoder) -> Scorer | None:
-        """The target's projection of the head's tokens; None for a head that has its own."""
+        """The target's projection of the draftable tokens; None for a head with its own."""
         if self.model.config.head != "target":
             return None
         if self.borrowed is not None:
@@ -168,7 +168,7 @@ class HeadDrafter(Drafter):
     def read(
         self, target: Decoder, own: Float[Array, "B context"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B context"], KVCache]:
-        """The hidden state at the last token, which chose the root."""
+        """Keep the hidden state at the last token, from which the root was chosen."""
         newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(decided.hidden, newest, axis=1)[:, 0]
         hidden = target.of_one_scale(hidden)

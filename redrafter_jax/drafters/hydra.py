@@ -1,4 +1,4 @@
-"""Hydra heads in decoding: what they read of decided tokens, and the trees that they draft."""
+"""The Hydra drafter: reading decided tokens, and growing trees with Hydra heads."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
 from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenTree, View
 
-# What the authors' code copies from the target's configuration for the layer of Hydra++.
+# Fields that the authors' code copies from the target to the layer of Hydra++.
 _COPIED = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
     *("rms_norm_eps", "rope_scaling"),
@@ -29,10 +29,10 @@ _COPIED = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class HydraDrafter(HeadDrafter):
-    """Hydra heads, and the beams that they draft.
+    """Drafts with Hydra heads.
 
-    Their own state is the hidden state at the last token, through the layer of Hydra++ where there
-    is one: `[B D]`.
+    The state `own` is the hidden state at the last token, `[B D]`, after the layer of Hydra++ if
+    there is one.
     """
 
     @property
@@ -52,13 +52,13 @@ class HydraDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """As deep as the heads go, with as many nodes as the authors' own tree at most."""
+        """A tree with one round per head, and at most as many nodes as the authors' tree."""
         U, rounds = self.config.draft_vocab_size, self.config.num_heads
         width, nodes = min(10, U), min(64, U + 1)
         return TreeConfig(beam_width=width, draft_rounds=rounds, num_nodes=nodes, rerank=True)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse the target of other heads, and a mesh that does not divide the layer's parts."""
+        """Raise an error for a target that does not fit, or a mesh that cannot split the layer."""
         super().check(target)
         prefix = self.config.prefix
         if prefix is None:
@@ -81,10 +81,10 @@ class HydraDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B D"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B D"], KVCache]:
-        """The hidden state at the last token; with a layer, entries of all of them."""
+        """Keep the hidden state at the last token; Hydra++ also gets an entry for every token."""
         del target
         heads = self.model.merge()
-        # Of two states the first is the one that was asked for.
+        # If there are two hidden states, the first is that of the requested layer.
         hidden = decided.hidden[..., : self.config.hidden_size].astype(heads.dtype)
         if self.config.prefix is not None:
             run = partial(heads.pass_layer, hidden)
@@ -118,9 +118,10 @@ class HydraDrafter(HeadDrafter):
         return build_tree(view.root, beams, tree)
 
     def begin(self, target: Decoder, own: Float[Array, "B D"]) -> tuple[Advance, Grown]:
-        """How a tree grows, and what it carries before the first round; arguments as in `propose`.
+        """Return the `Advance` of the heads, and the state before the first round.
 
-        Beams carry the embeddings of the root and of what they drafted, side by side.
+        Arguments are those of `propose`. A beam's state is the concatenated embeddings of the root
+        and its drafted tokens.
         """
         heads, scorer = self.model.merge(), self.scorer(target)
 
@@ -141,9 +142,9 @@ class HydraDrafter(HeadDrafter):
 
 
 def count_reads(config: HydraConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Each round reads its own head; the layer of Hydra++ reads what was decided.
+    """Count the reads: one head per round; the layer of Hydra++ reads decided tokens.
 
-    A block that is run several times is read each time.
+    A block that is applied several times is read each time.
     """
     weights, rounds = [], tree.draft_rounds
     for number in range(rounds):
@@ -151,6 +152,6 @@ def count_reads(config: HydraConfig, params: Any, tree: TreeConfig) -> DraftRead
             repeated = config.num_draft_layers - (1 if config.grounded else 0)
             weights.append((part, repeated if name == "again" else 1))
     reading = [part for name, part in params.items() if name != "heads"]
-    # The root alone is fed in the first round, W tokens in every later one.
+    # The first round feeds the root, every later round W tokens.
     fed = 1 + tree.beam_width * (rounds - 1) if config.grounded else 0
     return DraftReads(weights, rounds if config.head == "target" else 0, fed, reading=reading)

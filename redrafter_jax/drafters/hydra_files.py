@@ -1,10 +1,10 @@
-"""The files of Hydra heads, as their authors publish them and as they are written here.
+"""The files of Hydra heads: the authors' layout, and the layout written here.
 
-What is read was found in the authors' code (zankner/Hydra, `hydra/model`): `config.json` states the
-architecture and no sizes, `hydra_lm_head.pt` holds the state of the module. The blocks of a head
-after the first are one module in a list that is multiplied, so that their weights lie there under
-several names, of which the code keeps the last. Heads of its other two architectures, "cross-attn"
-and "eagle-attn", are left out.
+The layout is taken from the authors' code (zankner/Hydra, `hydra/model`): `config.json` states the
+architecture but no sizes, `hydra_lm_head.pt` holds the module's state. The blocks of a head after
+the first are one module repeated in a list, so their weights have several names, of which the code
+loads the last. Heads of the other two architectures, "cross-attn" and "eagle-attn", are not
+supported.
 """
 
 import re
@@ -26,10 +26,10 @@ _KNOWN = {
     *("vocab_size", "hidden_size", "draft_tokens", "head", "prefix"),
     *("num_attention_heads", "head_dim", "rms_norm_eps", "rope_scaling"),
 }
-# Their spelling.
+# The authors' spelling.
 _PREFIX = "prefix_embeding_layer."
 _ROTARY = f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq"
-# The target's embedding under two names, and blocks that are the last one.
+# Copies of the target's embedding, and of the last block of each head.
 IGNORED = (
     r"input_embed_fn\.weight",
     rf"{re.escape(_PREFIX)}embed_tokens\.weight",
@@ -37,23 +37,23 @@ IGNORED = (
     r"copies\..*",
 )
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(?:weight|bias)")
-# Of all Vicunas; what is wrong for a target is told before decoding.
+# The head width of all Vicunas; a target with another width is refused before decoding.
 _PUBLISHED_HEAD_DIM = 128
 _NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is one of Hydra's authors, who state no model_type."""
+    """Whether `config.json` is from Hydra's authors, who do not state `model_type`."""
     return not stated.get("model_type") and "hydra_num_heads" in stated
 
 
 def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
-    """The weights, those of blocks that the last one stands for under "copies."."""
+    """Rename weights of repeated blocks, all but the last, to names that start with "copies."."""
     places = {name: found.groups() for name in stored if (found := _BLOCK.fullmatch(name))}
     last: dict[str, int] = {}
     for head, block, _ in places.values():
         last[head] = max(last.get(head, 0), int(block))
-    # The block that reads embeddings is no copy.
+    # The block that reads embeddings is not a copy.
     kept = {(head, str(block)) for head, block in last.items()}
     kept |= {(head, block) for head, block, part in places.values() if part == "res_connection"}
 
@@ -64,26 +64,28 @@ def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """The fields of the configuration; of published heads the sizes too, which the weights have.
+    """Return the configuration fields; for published heads also sizes, from the weights.
 
     Args:
       stated: fields of `config.json`.
-      shapes: of the weights, by the names of `rename`.
+      shapes: shapes of the weights, by the names of `rename`.
 
     Raises:
-      FieldError: the architecture is not read, a field is not known, or the weights are of other
-        blocks.
+      FieldError: the architecture is not supported, a field is unknown, or the weights have another
+        number of blocks.
     """
     READER.refuse_unknown(stated, _KNOWN)
     kind, layers = stated["hydra_head_arch"], stated["hydra_num_layers"]
     if kind not in _ARCHITECTURES:
         known = " and ".join(map(repr, _ARCHITECTURES))
-        READER.refuse("hydra_head_arch", f"is {kind!r:.80}; {known} are read.")
+        READER.refuse("hydra_head_arch", f"is {kind!r:.80}; {known} are supported.")
     prefix = _ARCHITECTURES[kind]
     blocks = [int(found[2]) for name in shapes if (found := _BLOCK.fullmatch(name))]
     held = _count(max(blocks, default=-1), prefix)
     if held != layers:
-        READER.refuse("hydra_num_layers", f"is {layers}, but the files hold {held} blocks a head.")
+        READER.refuse(
+            "hydra_num_layers", f"is {layers}, but the files hold {held} blocks per head."
+        )
     values: dict[str, Any] = {
         "num_heads": stated["hydra_num_heads"],
         "num_draft_layers": layers,
@@ -100,7 +102,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def to_files(config: HydraConfig) -> dict[str, Any]:
-    """The authors' fields, and the sizes that they do not state."""
+    """Return the authors' fields, and the sizes that they do not state."""
     fields: dict[str, Any] = {
         "architectures": ["Hydra"],
         "model_type": MODEL_TYPE,
@@ -122,7 +124,7 @@ def to_files(config: HydraConfig) -> dict[str, Any]:
 
 
 def stored_name(config: HydraConfig, name: str) -> str:
-    """Ours: heads.0.first.linear.kernel ...; theirs: hydra_mlp.0.0.linear.weight ..."""
+    """Map our names (heads.0.first.linear.kernel) to theirs (hydra_mlp.0.0.linear.weight)."""
     name = name.replace(".kernel", ".weight")
     if name == "prefix_norm":
         return f"{_PREFIX}norm.weight"
@@ -130,7 +132,7 @@ def stored_name(config: HydraConfig, name: str) -> str:
         own = name.removeprefix("prefix.")
         return f"{_PREFIX}layers.0.{_NORMS.get(own, own)}.weight"
     _, head, part, *rest = name.split(".")
-    # Of Hydra++ a dropout stands before every layer.
+    # In Hydra++ a dropout module precedes every layer.
     step, first = (2, 1) if config.prefix else (1, 0)
     if part == "lm_head":
         return f"hydra_lm_head.{head}.{'1.' if config.prefix else ''}{rest[0]}"
@@ -139,14 +141,14 @@ def stored_name(config: HydraConfig, name: str) -> str:
 
 
 def _count(block: int, prefix: bool) -> int:
-    """The number of blocks up to this one's place in its list."""
+    """Return the number of blocks up to an index in the list of modules."""
     return (block + 1) // 2 if prefix else block + 1
 
 
 def _read_prefix(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """The layer of Hydra++ from its weights; what they do not tell is stated, or Llama's default.
+    """Return the layer of Hydra++ from its weights and stated fields, or with Llama's defaults.
 
-    The authors' code copies the target's, which is compared before decoding.
+    The authors' code copies the target's values, which are compared before decoding.
     """
     within = f"{_PREFIX}layers.0."
     queries, width = shapes.get(f"{within}self_attn.q_proj.weight", (0, 0))
@@ -168,23 +170,23 @@ def _read_prefix(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def _head_dim(stated: Mapping[str, Any], width: int, told: int) -> int:
-    """H: as stated, as the rotary frequencies tell, or that of all published heads.
+    """Return H as stated, from the rotary frequencies, or as in all published heads.
 
     Args:
       stated: fields of `config.json`.
       width: D.
-      told: twice the number of frequencies in the files, 0 where there are none.
+      told: twice the number of stored rotary frequencies; 0 without them.
     """
     heads = stated.get("num_attention_heads")
     own = stated.get("head_dim") or (width // heads if heads else told)
     if told and own != told:
         READER.refuse(
-            "head_dim", f"is {own}, but the rotary frequencies in the files are those of {told}."
+            "head_dim", f"is {own}, but the rotary frequencies in the files imply {told}."
         )
     if not own and width % _PUBLISHED_HEAD_DIM:
         READER.refuse(
             "num_attention_heads",
-            "is not stated, and the files do not hold the rotary frequencies that tell it; state "
+            "is not stated, and cannot be derived without rotary frequencies in the files; state "
             "the target's.",
         )
     return own or _PUBLISHED_HEAD_DIM

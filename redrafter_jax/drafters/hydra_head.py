@@ -1,9 +1,9 @@
-"""Hydra heads (arXiv 2402.05109): one for every token after the next, each with those before it.
+"""Hydra heads (arXiv 2402.05109): one head per drafted token, which reads the tokens before it.
 
 Head k reads the target's hidden state at the last token and the embeddings of the root and of the k
-tokens drafted after it, so that every beam has scores of its own. Hydra++ first passes the hidden
-states through a decoder layer with keys and values of its own. Heads that are not grounded read no
-embeddings, as Medusa's.
+tokens drafted after it, so that every beam has its own scores. Hydra++ first passes the hidden
+states through a decoder layer with its own keys and values. Heads that are not grounded read no
+embeddings, like Medusa heads.
 """
 
 from dataclasses import dataclass, field
@@ -28,17 +28,17 @@ from redrafter_jax.types import Scorer
 
 @dataclass(frozen=True)
 class PrefixLayer(Checked):
-    """Shape of the decoder layer of Hydra++, which is the target's.
+    """Configuration of the decoder layer of Hydra++, which is like the target's layers.
 
     Attributes:
-      intermediate_size: of the feed-forward block.
-      num_attention_heads: Q.
-      num_key_value_heads: K.
-      head_dim: H.
-      rms_norm_eps: of its norms, and of the one behind it.
-      rope_theta: rotary base; a constant of the authors' code, whatever the target's.
-      rope_scaling: how rotary frequencies are stretched; None leaves them plain. The authors' code
-        has linear scaling, and a dynamic one that is not supported.
+      intermediate_size: width of the feed-forward block.
+      num_attention_heads: Q, number of query heads.
+      num_key_value_heads: K, number of key/value heads.
+      head_dim: H, width of a head.
+      rms_norm_eps: epsilon of its norms, and of the norm after it.
+      rope_theta: base of the rotary embedding; a constant of the authors' code for every target.
+      rope_scaling: scaling of the rotary frequencies; None for no scaling. The authors' code has
+        linear scaling, and dynamic scaling, which is not supported.
     """
 
     intermediate_size: Count
@@ -52,16 +52,16 @@ class PrefixLayer(Checked):
 
 @dataclass(frozen=True)
 class HydraConfig(HeadConfig):
-    """Shape of Hydra heads, whose width is the target's.
+    """Configuration of Hydra heads, whose width is the target's.
 
     Attributes:
-      num_heads: how many tokens after the root are predicted, each by a head of its own.
-      num_draft_layers: residual blocks of every head. Those after the first are one block, run so
-        often; of heads that are not grounded all are.
-      grounded: whether they read the embeddings of the root and of the tokens drafted before.
-      hidden_state_offset: how many layers before the last the hidden state is taken; 0 is the last
-        one, after the final norm.
-      prefix: the decoder layer of Hydra++; None for heads that have none.
+      num_heads: number of tokens predicted after the root, each by its own head.
+      num_draft_layers: number of residual blocks per head. All blocks but the first of a grounded
+        head are one block applied repeatedly.
+      grounded: whether a head reads the embeddings of the root and of the tokens drafted before.
+      hidden_state_offset: number of layers before the last layer at which the hidden state is
+        taken; 0 is the last hidden state, after the final norm.
+      prefix: configuration of the decoder layer of Hydra++; None without one.
     """
 
     num_heads: Count
@@ -73,14 +73,14 @@ class HydraConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problem = f"is {self.context_layers}; hidden_state_offset says what Hydra heads read."
+        problem = f"is {self.context_layers}; for Hydra heads set hidden_state_offset instead."
         require(not self.context_layers, self, "context_layers", problem)
         if self.prefix is not None:
             _ = self.layer  # which checks its sizes
 
     @property
     def layer(self) -> TargetConfig:
-        """The decoder layer of Hydra++, as the one of a target."""
+        """The configuration of the decoder layer of Hydra++, as that of a target."""
         prefix = self.prefix
         assert prefix is not None, "heads without a layer"
         return layer_config(
@@ -88,7 +88,7 @@ class HydraConfig(HeadConfig):
         )
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """The layer whose output the heads read, unless it is the last."""
+        """Index of the layer whose output the heads read; empty if it is the last."""
         if not self.hidden_state_offset:
             return ()
         layer = target.num_hidden_layers - 1 - self.hidden_state_offset
@@ -100,7 +100,7 @@ class HydraConfig(HeadConfig):
         return (layer,)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees of ranks, more rounds than heads, and more tokens than can be drafted."""
+        """Raise an error for trees of ranks, more rounds than heads, or too wide trees."""
         tree.check_beams("Hydra heads")
         if tree.draft_rounds > self.num_heads:
             raise InputError(
@@ -111,7 +111,7 @@ class HydraConfig(HeadConfig):
 
 
 class HydraBlock(nnx.Module):
-    """A residual block, `R x + SiLU(A x + a)`; R is the identity where it keeps the width."""
+    """A residual block, `R x + SiLU(A x + a)`; R is the identity if it keeps the width."""
 
     def __init__(self, inputs: int, width: int, *, rngs: nnx.Rngs) -> None:
         self.linear = Dense(inputs, width, bias=True, rngs=rngs)
@@ -124,7 +124,7 @@ class HydraBlock(nnx.Module):
 
 
 class HydraHead(nnx.Module):
-    """The blocks of one head, and its vocabulary projection unless the target lends its own."""
+    """The blocks of one head, and its vocabulary projection unless `head` is "target"."""
 
     def __init__(self, config: HydraConfig, number: int, *, rngs: nnx.Rngs) -> None:
         D, repeated = config.hidden_size, config.num_draft_layers
@@ -140,7 +140,7 @@ class HydraHead(nnx.Module):
     def __call__(
         self, x: Float[Array, "... I"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Scores, float32; on a mesh, those of this device's part of U."""
+        """Return float32 scores; on a mesh, this device's shard of U."""
         repeated = self.config.num_draft_layers
         if self.config.grounded:
             x, repeated = self.first(x), repeated - 1
@@ -154,7 +154,7 @@ class HydraHead(nnx.Module):
 
 
 class HydraHeads(HeadWeights):
-    """Parameters of Hydra heads; head k predicts the token k + 1 places after the root."""
+    """Parameters of Hydra heads; head k predicts the token k + 1 positions after the root."""
 
     config: HydraConfig
 
@@ -168,7 +168,7 @@ class HydraHeads(HeadWeights):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of activations: that of biases, which are never quantized."""
+        """The activation dtype, taken from a bias because biases are never quantized."""
         head = self.heads[0]
         block = head.first if self.config.grounded else head.again
         return block.linear.bias[...].dtype
@@ -176,7 +176,7 @@ class HydraHeads(HeadWeights):
     def pass_layer(
         self, hidden: Float[Array, "B C D"], positions: Int[Array, "B C"], attend: Attend
     ) -> tuple[Float[Array, "B C D"], Float[Array, "B C K H"], Float[Array, "B C K H"]]:
-        """Hidden states through the layer of Hydra++ and its norm; and their keys and values."""
+        """Apply the layer of Hydra++ and its norm; returns outputs, keys and values."""
         layer = self.config.layer
         frequencies = rotary_frequencies(layer.head_dim, layer.rope_theta, layer.rope_scaling)
         passed, keys, values = self.prefix(hidden, rotary_angles(positions, frequencies), attend)

@@ -1,7 +1,12 @@
-"""The kinds of drafters that have weights: one record each.
+"""The records of all kinds of drafters with weights.
 
-A kind's own file holds what its record names. Files, training and evaluation read the records, and
-nothing but them and those files names a kind. To add one, write its file and its record.
+A record names functions of the kind's own modules. Loading, training and evaluation go through the
+records, and do not name a kind. To add a kind, see `drafters.base`.
+
+A kind has up to three ids. `Kind.name` is the value of `drafter.kind` in training files: "eagle3",
+because only EAGLE-3 heads are trained here. `FileLayout.model_type` is a `model_type` of
+`config.json`: "eagle" for all versions, "dflash" for all block heads. `Drafter.name` is the name in
+reports: "eagle".
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,36 +47,35 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How drafters of a kind lie in a folder of `config.json` and weights.
+    """The layout of a drafter's folder with `config.json` and weights.
 
     Attributes:
-      fields: function from a configuration to what `config.json` states of it.
+      fields: function from a configuration to the fields of `config.json`.
       stored_name: function from a configuration and a parameter's dotted name to its name in the
         files.
-      layers: fields of the configuration whose product counts the layers, with their names in
+      layers: configuration fields whose product is the number of layers, with their names in
         `config.json`; there cannot be more layers than weights in the files.
-      model_type: what `config.json` states of a folder that is saved here.
-      is_published: function that tells, by the fields of its `config.json`, whether a folder of the
-        kind's authors is of this kind although it does not state our `model_type`.
-      holds: the same by the weights' names, for folders whose fields are those of a target.
-      flatten: function from the fields of `config.json` to those that all others here look at. It
-        raises `FieldError`.
+      model_type: a `model_type` of `config.json` by which folders of this kind are recognised.
+      is_published: function of the fields of `config.json` that recognises published folders of
+        this kind, which state another `model_type` or none.
+      holds: function of the weights' shapes that recognises folders whose fields are a target's.
+      flatten: function from the fields of `config.json` to the flat fields that the other functions
+        take. It raises `FieldError`.
       rotary: whether the fields state a rotary embedding, as a target's do, for the configuration's
         `rope_theta` and `rope_scaling`.
-      rename: function from the stored weights by name to the same by the names of `stored_name`.
-      ignored: regular expressions of weights' names that have no place in the module.
-      tables: names of stored arrays of whole numbers that are no weights.
-      read_tables: function of the fields and of those tables that there are. It returns fields of
-        the configuration, and raises `FieldError`.
+      rename: function that renames stored weights to the names of `stored_name`.
+      ignored: regular expressions for names of stored weights that the module does not have.
+      tables: names of stored integer arrays that are not weights.
+      read_tables: function from the fields and the stored `tables` to configuration fields. It
+        raises `FieldError`.
       write_tables: function from a configuration to its tables by name.
-      own_fields: what `config.json` must state beside fields of the configuration, with its types.
-      read: function of the fields of `config.json` and of the weights' shapes by name. It returns
-        the fields of the configuration that files call otherwise, or do not state. It raises
-        `FieldError`; `own_fields` are checked before.
-      weight_files: names of files that hold the weights beside `model.safetensors` and
-        `pytorch_model.bin`.
-      beyond_apple: what a model has that Apple's layout does not; None where Apple's code knows
-        nothing of the kind.
+      own_fields: required fields of `config.json` beside those of the configuration, with types.
+      read: function from the fields of `config.json` and the weights' shapes to the configuration
+        fields that `config.json` names differently or does not state. `own_fields` are checked
+        before. It raises `FieldError`.
+      weight_files: names of weight files besides `model.safetensors` and `pytorch_model.bin`.
+      beyond_apple: function from a configuration to the features that Apple's layout lacks; None if
+        Apple's code does not have this kind.
     """
 
     fields: Callable[[Any], Fields]
@@ -95,18 +99,18 @@ class FileLayout:
 
 @dataclass(frozen=True)
 class Training:
-    """How a kind is trained; losses compare what its module's `unroll` yields.
+    """How a kind is trained; losses compare the scores that its module's `unroll` yields.
 
     Attributes:
-      settings: fields of the configuration that the `drafter:` section of a training file may set.
-      defaults: function of the fields that the section sets, of the target's configuration and of
-        the rounds R. It returns values for fields that need one and are not set.
-      start_from_target: starts a fresh module from the target's vocabulary projection of the tokens
-        to draft, [D U]. It raises `FieldError`.
-      additions: fields of a part that a trained drafter without it may be given; a fresh part must
-        change nothing of what the drafter computes.
-      raw_layers: whether the outputs of the target's layers are read as they are; otherwise they go
-        through the target's final norm.
+      settings: configuration fields that the `drafter:` section of a training file may set.
+      defaults: function from the set fields, the target's configuration and the number of rounds R
+        to values for unset fields.
+      start_from_target: function that initialises a module from the target's vocabulary projection
+        of the draftable tokens, [D U]. It raises `FieldError`.
+      additions: fields of an optional part that may be added to a trained drafter; a new part must
+        not change what the drafter computes.
+      raw_layers: whether the outputs of the target's layers are read as they are; otherwise the
+        target's final norm is applied to them.
     """
 
     settings: tuple[str, ...]
@@ -118,13 +122,13 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted:
-    """What is known of every drafter that has weights, be it a head or a model.
+    """The record of a drafter with weights, which is a head or a model.
 
     Attributes:
-      config: its configuration.
-      drafter: function from a loaded model to a drafter.
-      count_reads: function of a configuration, parameters and a tree. It returns what drafting the
-        tree reads.
+      config: class of its configuration.
+      drafter: function from a loaded model to a `Drafter`.
+      count_reads: function from a configuration, parameters and a tree to the `DraftReads` of
+        drafting the tree.
     """
 
     config: type[Any]
@@ -134,14 +138,14 @@ class Weighted:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Weighted):
-    """A kind of drafter with files and training of its own; its `config` has `check_tree`.
+    """The record of a kind of head; its `config` has `check_tree`.
 
     Attributes:
-      name: what `drafter.kind` of a training file calls it.
-      title: what sentences call it.
-      module: its weights, made from a configuration.
-      files: how it lies in files.
-      training: how it is trained; None for a kind that is not trained here.
+      name: value of `drafter.kind` in training files.
+      title: name of the kind in sentences.
+      module: class of its parameters, called with a configuration.
+      files: layout of its files.
+      training: how the kind is trained; None if it cannot be trained here.
     """
 
     name: str
@@ -280,46 +284,46 @@ HYDRA = Kind(
     training=None,
     count_reads=hydra.count_reads,
 )
-# Of fields that could be two kinds' the first is meant.
+# If the fields fit several kinds, the first one is used.
 KINDS = (RECURRENT, MEDUSA, HYDRA, BLOCK, EAGLE)
-# A model has the files and the training of a target.
+# A model is loaded and trained as a target.
 MODEL = Weighted(
     config=TargetConfig,
     drafter=model_drafter.ModelDrafter,
     count_reads=model_drafter.count_reads,
 )
-# By `drafter.kind`.
+# Keyed by `drafter.kind`.
 TRAINING = {kind.name: kind.training for kind in KINDS if kind.training is not None}
 
 
 def find_kind(config: object) -> Kind | None:
-    """The kind that has such a configuration; None where no drafter has it, or a model."""
+    """Return the kind of a configuration; None for models and other objects."""
     return next((kind for kind in KINDS if type(config) is kind.config), None)
 
 
 def find_weighted(config: object) -> Weighted | None:
-    """The record of a kind or of models, by the configuration; None where no drafter has it."""
+    """Return the record of a head's or a model's configuration; None for other objects."""
     return next((one for one in (*KINDS, MODEL) if type(config) is one.config), None)
 
 
 def kind_of(config: HeadConfig) -> Kind:
-    """The kind of a drafter's configuration."""
+    """Return the kind of a head's configuration."""
     kind = find_kind(config)
     assert kind is not None, f"{type(config).__name__} has no record"
     return kind
 
 
 def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
-    """A head with random float32 parameters, where training starts."""
+    """Return a head with random float32 parameters, for training."""
     return Model.split(config, kind_of(config).module(config, rngs=nnx.Rngs(seed)))
 
 
 def recognise(stated: Fields, shapes: Shapes | None = None) -> Kind | None:
-    """The kind of a drafter's folder; None for other folders.
+    """Return the kind of a drafter's folder; None for other folders.
 
     Args:
-      stated: the fields of its `config.json`.
-      shapes: of its weights by name, where these are to tell if the fields do not.
+      stated: fields of its `config.json`.
+      shapes: shapes of its weights by name, used if the fields do not decide; None if unknown.
     """
     for kind in KINDS:
         if stated.get("model_type") == kind.files.model_type or kind.files.is_published(stated):

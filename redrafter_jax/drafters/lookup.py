@@ -1,7 +1,8 @@
-"""Prompt lookup: draft what followed when the text last read as it does now. It needs no head.
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the text's last tokens.
 
-Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding): edits, summaries and
-code repeat themselves or their prompt, which a small head can hardly tell from a hidden state.
+Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding) needs no head. It
+suits edits, summaries and code, which repeat themselves or their prompt; a small head can hardly
+predict such repetition from a hidden state.
 """
 
 from dataclasses import dataclass
@@ -18,17 +19,17 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.types import LOOKUP, KVCache, TokenTree, View
 
-# Longer matches are sought first, up to so many tokens.
+# Maximum length of a match in tokens; longer matches are preferred.
 LONGEST_MATCH = 4
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PromptLookup(Drafter):
-    """Draft the tokens that followed the last earlier occurrence of the text's suffix: a chain.
+    """Drafts the tokens that followed the last earlier occurrence of the text's suffix, as a chain.
 
-    Its trees have a beam width of 1, and as many tokens as draft rounds. `TreeConfig.lookup_tokens`
-    adds such a chain to the trees of other drafters.
+    Trees must have a beam width of 1; the chain has `draft_rounds` tokens.
+    `TreeConfig.lookup_tokens` adds such a chain to the trees of another drafter.
     """
 
     @property
@@ -44,7 +45,7 @@ class PromptLookup(Drafter):
         return TreeConfig(beam_width=1, draft_rounds=8)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse what is no chain, and prompt lookup beside prompt lookup."""
+        """Raise an error for a tree that is not a chain."""
         chain = TreeConfig(beam_width=1, draft_rounds=tree.draft_rounds)
         if tree != chain:
             raise InputError(
@@ -66,7 +67,7 @@ class PromptLookup(Drafter):
 
 
 def look_up(view: View, count: int) -> TokenTree:
-    """The chain of C tokens that prompt lookup drafts below each row's root."""
+    """Draft a chain of C = `count` tokens below each row's root by prompt lookup."""
     drafted, found = prompt_lookup(view.tokens, view.lengths, count)
     return chain_tree(view.root, drafted, found)
 
@@ -74,15 +75,14 @@ def look_up(view: View, count: int) -> TokenTree:
 def prompt_lookup(
     tokens: Int[Array, "B S"], last: Int[Array, " B"], count: int
 ) -> tuple[Int[Array, "B C"], Bool[Array, " B"]]:
-    """C tokens that the text goes on with if it repeats itself.
+    """Return C tokens that follow an earlier occurrence of the text's suffix.
 
-    They follow the earlier place whose suffix matches the end of the text: the longest match, of
-    `LONGEST_MATCH` tokens at most, and the latest of several. Where the draft reaches the end of
-    the text it starts again at the match, so that short patterns go on. What lies past the `last`
-    decided token is garbage.
+    The longest match is used, of at most `LONGEST_MATCH` tokens, and the latest of several. A draft
+    that reaches the end of the text continues at the match, so that short patterns repeat. Tokens
+    past position `last` are garbage.
 
     Returns:
-      The tokens, and whether there is a match; without one the tokens mean nothing.
+      The tokens, and whether there is a match; without a match the tokens are arbitrary.
     """
     B, S = tokens.shape
     place = jnp.arange(S)

@@ -1,8 +1,8 @@
-"""Medusa heads (arXiv 2401.10774): one for every token after the next, and a tree of their best.
+"""Medusa heads (arXiv 2401.10774): one head per token after the next, and a tree of their ranks.
 
-All of them read the target's last hidden state, and nothing of what is drafted, so that the
-probability of a path is the product of its tokens', one of each head. A path is written as ranks:
-(0, 2) is the best token of the first head, and below it the third best of the second.
+All heads read the target's last hidden state and no drafted token, so the probability of a path is
+the product of the probabilities that the heads give its tokens. A path is written as ranks: (0, 2)
+is the best token of the first head, followed by the third best of the second head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,13 +39,13 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class MedusaConfig(HeadConfig):
-    """Shape of Medusa heads, which read the target's last hidden state alone.
+    """Configuration of Medusa heads, which read the target's last hidden state only.
 
     Attributes:
-      num_heads: K, how many tokens after the next one are predicted, each by a head of its own.
-      num_draft_layers: number of residual blocks of every head, as wide as the target; training
-        takes 1 if it is not told.
-      head: "own" for a vocabulary projection of every head's; "target" for the target's own.
+      num_heads: K, number of tokens predicted after the next one, each by its own head.
+      num_draft_layers: number of residual blocks per head, of the target's width; training uses 1
+        by default.
+      head: "own" for a vocabulary projection per head; "target" for the target's projection.
     """
 
     num_heads: Count
@@ -57,11 +57,11 @@ class MedusaConfig(HeadConfig):
         problem = "is 0 and head is 'target', which leaves nothing to train; give 1 or more."
         trains = self.num_draft_layers > 0 or self.head == "own"
         require(trains, self, "num_draft_layers", problem)
-        problem = f"is {self.context_layers}; Medusa heads read the last layer alone: leave it out."
+        problem = f"is {self.context_layers}; Medusa heads read only the last layer: leave it out."
         require(not self.context_layers, self, "context_layers", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse beams, more draft rounds than heads, and more tokens than can be drafted."""
+        """Raise an error for beams, more draft rounds than heads, or too wide trees."""
         if tree.draft_rounds > self.num_heads:
             raise InputError(
                 f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.num_heads} "
@@ -77,7 +77,7 @@ class MedusaConfig(HeadConfig):
 
 
 class MedusaHead(nnx.Module):
-    """Residual blocks, and a vocabulary projection unless the target lends its own."""
+    """The residual blocks of a head, and its vocabulary projection unless `head` is "target"."""
 
     def __init__(self, config: MedusaConfig, *, rngs: nnx.Rngs) -> None:
         D = config.hidden_size
@@ -87,9 +87,9 @@ class MedusaHead(nnx.Module):
 
 
 class MedusaHeads(TrainedHead):
-    """K heads; head k predicts the token k + 2 places after the one whose hidden state it reads.
+    """K heads; head k predicts the token k + 2 positions after the one whose hidden state it reads.
 
-    The target itself predicts the token before that of head 0, the root.
+    The target itself predicts the token in between, the root.
     """
 
     config: MedusaConfig
@@ -101,10 +101,10 @@ class MedusaHeads(TrainedHead):
     def logits(
         self, hidden: Float[Array, "... D"], rounds: int, scorer: Scorer | None = None
     ) -> Float[Array, "... R U"]:
-        """Scores of the first R heads, float32, for each of the tokens that can be drafted.
+        """Return float32 scores of the draftable tokens by the first R heads.
 
-        On a mesh, those of this device's part of them. With `head="target"` the scorer makes them,
-        of all heads in one pass over its weights.
+        On a mesh, the scores are this device's shard. With `head="target"` the scorer computes
+        them, for all heads in one pass over its weights.
         """
         used = self.heads[:rounds]
         features = [run_blocks(head.blocks, hidden) for head in used]
@@ -124,7 +124,7 @@ class MedusaHeads(TrainedHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `TrainedHead`: a head for every round, whatever tokens follow."""
+        """See `TrainedHead`: one head per round, whatever tokens follow."""
         del embedded
         yield from jnp.moveaxis(self.logits(contexts, rounds, scorer), -2, 0)
 
@@ -132,10 +132,10 @@ class MedusaHeads(TrainedHead):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MedusaDrafter(HeadDrafter):
-    """Medusa heads, and the paths that they draft.
+    """Drafts with Medusa heads.
 
-    Those of a step are the most probable ones under its node budget, or with `tree.static_tree`
-    the same in every step.
+    A step drafts the most probable paths within its node budget, or with `tree.static_tree` the
+    same paths in every step.
     """
 
     @property
@@ -168,7 +168,7 @@ class MedusaDrafter(HeadDrafter):
 
 
 def paths_of(tree: TreeConfig) -> list[Path]:
-    """The paths of ranks among which a step chooses its N - 1 nodes; beginnings come first."""
+    """Paths of ranks from which a step chooses N - 1 nodes; prefixes come first."""
     if isinstance(tree.static_tree, tuple):
         return sorted(tree.static_tree, key=_order)
     paths = sorted(_possible_paths(tree), key=_order)
@@ -179,15 +179,15 @@ def paths_of(tree: TreeConfig) -> list[Path]:
 
 
 def _possible_paths(tree: TreeConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
-    """Every path that can be among the N - 1 most probable, whatever the heads say.
+    """Yield every path that can be among the N - 1 most probable, whatever the probabilities.
 
-    A path whose ranks are nowhere higher, and which is no longer, is never less probable. A path
-    with N - 1 such paths beside it is out: for (0, 2) they are (0,), (0, 0) and (0, 1).
+    A path is at least as probable as any other that is no shorter and has no lower rank. So a path
+    with N - 1 such paths besides itself cannot be chosen: for (0, 2) they are (0,), (0, 0), (0, 1).
 
     Args:
-      tree: W, R and N.
-      above: where the paths begin.
-      better: how many paths are never less probable than this beginning, itself included.
+      tree: provides W, R and N.
+      above: prefix of the paths.
+      better: number of paths that are at least as probable as this prefix, itself included.
     """
     if len(above) == tree.draft_rounds:
         return
@@ -205,30 +205,30 @@ def _order(path: Path) -> tuple[int, Path]:
 
 
 def _assumed_acceptance(path: Path) -> float:
-    """The chance that a path is accepted, before anything is measured.
+    """Return the assumed probability that a path is accepted.
 
-    From such chances the paper builds its tree one node at a time, always the likeliest that the
-    tree can have next (section 2.3.3): together they are the likeliest of all. The paper measures
-    the chances. Assumed here is 0.55 / (rank + 1)^2 for the first head, and for each further head
-    four fifths of that before it: the authors report about 0.6 for the best token of the first
-    head, and over 0.8 for five tokens.
+    From such probabilities the paper builds its tree greedily, one node at a time (section 2.3.3),
+    which yields the most likely nodes of all. The paper measures them; here they are assumed to be
+    0.55 / (rank + 1)^2 for the first head, and four fifths of the previous head's for each further
+    head. The authors report about 0.6 for the best token of the first head, and over 0.8 for its
+    five best tokens.
     """
     return prod(0.55 * 0.8**head / (rank + 1) ** 2 for head, rank in enumerate(path))
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is one of Medusa's authors, who state no model_type.
+    """Whether `config.json` is from Medusa's authors, who do not state `model_type`.
 
-    Theirs states the numbers of heads and of blocks under the same names as ours, but no sizes
+    Their files state the numbers of heads and blocks under the same names as ours, but no sizes
     (https://github.com/FasterDecoding/Medusa).
     """
     return not stated.get("model_type") and "medusa_num_heads" in stated
 
 
 def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The numbers of heads and blocks; of published heads the sizes too, which their weights have.
+    """Return the numbers of heads and blocks; for published heads also sizes, from the weights.
 
-    Some published files state fewer heads than there are; the weights tell.
+    Some published files state fewer heads than they hold; the weights decide.
     """
     heads, layers = stated["medusa_num_heads"], stated["medusa_num_layers"]
     if stated.get("model_type"):
@@ -237,7 +237,7 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
     if len(shapes.get(f"0{last}", ())) != 2:
         problem = (
             f"is {layers}, but the files hold no matrix '0{last}', the vocabulary projection that "
-            "the first head would have then; they do not belong together."
+            "the first head would then have; use matching files."
         )
         raise FieldError(MedusaConfig, "medusa_num_layers", problem)
     V, D = shapes[f"0{last}"]
@@ -246,7 +246,7 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
 
 
 def to_files(config: MedusaConfig) -> dict[str, Any]:
-    """What is stated in `config.json`; the last two only where the published layout lacks them."""
+    """Return the fields of `config.json`; `draft_tokens` and `head` are ours, if not default."""
     fields: dict[str, Any] = {
         "architectures": ["Medusa"],
         "model_type": MODEL_TYPE,
@@ -263,7 +263,7 @@ def to_files(config: MedusaConfig) -> dict[str, Any]:
 
 
 def stored_name(config: MedusaConfig, name: str) -> str:
-    """Ours: heads.0.blocks.0.kernel, heads.0.lm_head.kernel; theirs: 0.0.linear.weight, 0.1 ..."""
+    """Map our names (heads.0.blocks.0.kernel) to theirs (0.0.linear.weight)."""
     _, head, *path = name.replace("kernel", "weight").split(".")
     if path == ["lm_head", "weight"]:
         return f"{head}.{config.num_draft_layers}.weight"
@@ -272,7 +272,7 @@ def stored_name(config: MedusaConfig, name: str) -> str:
 
 
 def start_from_target(module: MedusaHeads, projection: Float[Array, "D U"]) -> None:
-    """Start every head as the target's: blocks that add nothing (the paper, section 2.1.1)."""
+    """Start every head as the target's projection, with zero blocks (the paper, section 2.1.1)."""
     for head in module.heads:
         for block in head.blocks:
             block.kernel[...] = jnp.zeros_like(block.kernel[...])
@@ -282,6 +282,6 @@ def start_from_target(module: MedusaHeads, projection: Float[Array, "D U"]) -> N
 
 
 def count_reads(config: MedusaConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """The heads that are used are read once, and the target's projection once for all of them."""
+    """Count the reads: the used heads once, and the target's projection once for all of them."""
     used = [(params["heads"][head], 1) for head in range(tree.draft_rounds)]
     return DraftReads(used, 1 if config.head == "target" else 0, 0)

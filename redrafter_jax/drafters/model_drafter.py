@@ -1,7 +1,7 @@
-"""A language model as the drafter of another with the same vocabulary (arXiv 2211.17192).
+"""A language model as the drafter of another model with the same vocabulary (arXiv 2211.17192).
 
-It reads the text as the target does, into layers of its own in the cache, or attends to those of a
-target of its own shape. Its trees are beams that attend to the text and to their own ancestors.
+The drafter reads the text into its own layers of the cache, or attends to those of a target of its
+own shape. Its trees are beams that attend to the text and to their own ancestors.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,12 +32,12 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """A model that drafts for another. Past its own context limit it drafts nothing.
+    """Drafts with a language model; past the model's context limit it drafts nothing.
 
     Attributes:
       model: the model that drafts.
-      shares_cache: whether it attends to the target's own keys and values in place of its own, as
-        a part of the target can; see `self_drafter`.
+      shares_cache: whether the model attends to the target's keys and values instead of its own,
+        which a part of the target can do; see `self_drafter`.
     """
 
     model: Target
@@ -76,7 +76,7 @@ class ModelDrafter(Drafter):
         return TreeConfig(beam_width=1, draft_rounds=4)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse a target of another vocabulary."""
+        """Raise an error for a target with another vocabulary size."""
         ours, theirs = self.model.config.vocab_size, target.vocab_size
         if ours != theirs:
             raise InputError(
@@ -85,7 +85,7 @@ class ModelDrafter(Drafter):
             )
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees of ranks, of more tokens than there are, and deeper than its context."""
+        """Raise an error for trees of ranks, and trees wider or deeper than the model allows."""
         tree.check_beams("a model")
         tree.check_tokens(self.model.config.vocab_size)
         limit = self.model.config.position_limit
@@ -98,7 +98,7 @@ class ModelDrafter(Drafter):
     def read(
         self, target: Decoder, own: Any, cache: KVCache, decided: Decided
     ) -> tuple[Any, KVCache]:
-        """The tokens, read as a target reads them, unless the target's reading serves."""
+        """Read the tokens into the model's own layers, unless it shares the target's."""
         del target
         if self.shares_cache:
             return own, cache
@@ -147,9 +147,9 @@ class ModelDrafter(Drafter):
 
 
 def count_reads(config: TargetConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Every round reads all weights.
+    """Count the reads: all weights in every round.
 
-    Of an embedding that is no vocabulary projection too a few rows are read, which are left out.
+    Rows of an embedding that is not also the vocabulary projection are not counted.
     """
     rounds, embedding = tree.draft_rounds, "embed_tokens"
     head = embedding if config.tie_word_embeddings else "lm_head"

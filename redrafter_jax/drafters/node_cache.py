@@ -1,8 +1,9 @@
-"""Attention in a tree that grows: its nodes see the decided tokens, their ancestors, themselves.
+"""Attention in a growing tree: a node attends to decided tokens, its ancestors and itself.
 
-The nodes that a drafter has read in earlier rounds lie in a buffer of M = 1 + W * (R - 1) places:
-the root in place 0, beam w of round r in place `1 + (r - 1) * W + w`. Tokens of the last round are
-drafted and not read.
+The nodes that a drafter has read in earlier rounds are in a buffer of M = 1 + W * (R - 1) places:
+the root in place 0, beam w of round r in place `1 + (r - 1) * W + w`. EAGLE heads leave place 0
+empty, because `read` writes the root's entry to the text's cache. Tokens of the last round are
+drafted but not read.
 """
 
 from typing import NamedTuple
@@ -22,9 +23,9 @@ _PerLayer = tuple[Float[Array, "B T K H"], ...]
 
 
 class NodeCache(NamedTuple):
-    """Keys and values of the nodes that were read, a tuple over layers, in their places.
+    """Keys and values of the nodes read so far, a tuple over layers.
 
-    It belongs to `Grown.nodes`. Places of later rounds hold zeros.
+    It is the value of `Grown.nodes`. Places of later rounds hold zeros.
     """
 
     keys: tuple[Float[Array, "B M K H"], ...]
@@ -32,13 +33,13 @@ class NodeCache(NamedTuple):
 
 
 def init_nodes(shape: CacheShape, rows: int, tree: TreeConfig, dtype: DTypeLike) -> NodeCache:
-    """The cache of a tree of which nothing is read; on a mesh, this device's part of it.
+    """Create the cache of a tree before any node is read; on a mesh, this device's shard.
 
     Args:
-      shape: the drafter's layers.
+      shape: shape of the drafter's layers.
       rows: B.
-      tree: W and R, which make M.
-      dtype: of the keys and values.
+      tree: provides W and R, and so M.
+      dtype: dtype of keys and values.
     """
 
     def zeros() -> tuple[Float[Array, "B M K H"], ...]:
@@ -49,19 +50,19 @@ def init_nodes(shape: CacheShape, rows: int, tree: TreeConfig, dtype: DTypeLike)
 
 
 def init_seen(rows: int, tree: TreeConfig) -> Bool[Array, "B 1 M"]:
-    """What the root sees of the nodes that were read: nothing."""
+    """Return the root's mask of seen places: none."""
     return jnp.zeros((rows, 1, _places(tree)), bool)
 
 
 def see_themselves(seen: Bool[Array, "B w M"], round: Int[Array, ""] | int) -> Bool[Array, "B w M"]:
-    """The places of each beam's ancestors, and its own.
+    """Return each beam's mask of seen places: those of its ancestors and its own.
 
-    What it returns belongs to `Grown.beams`, so that the next round's beams see their parents' of
-    this one.
+    The result belongs in `Grown.beams`, so that beams of the next round start with their parents'
+    masks.
 
     Args:
-      seen: what the beams have of their parents.
-      round: the round whose tokens are read.
+      seen: masks of the beams' parents.
+      round: round whose tokens are read.
     """
     _, w, M = seen.shape
     own = first_place(round, w) + jnp.arange(w)
@@ -69,8 +70,8 @@ def see_themselves(seen: Bool[Array, "B w M"], round: Int[Array, ""] | int) -> B
 
 
 def first_place(round: Int[Array, ""] | int, beams: int) -> Int[Array, ""] | int:
-    """The place of the first of w beams of a round."""
-    # The first round has one beam: its place is 0.
+    """Return the place of the first beam of a round with w beams."""
+    # The first round has one beam, in place 0.
     return 1 + (round - 1) * beams
 
 
@@ -84,16 +85,16 @@ def attend_to_ancestors(
     scale: float,
     window: int | None = None,
 ) -> Attend:
-    """Attention of a round's tokens in one layer, from their queries, keys and values.
+    """Return the attention of a round's tokens in one layer.
 
     Args:
-      cache: the drafter's layers alone, with the decided tokens above the root.
-      nodes: of the rounds before.
-      layer: number of the layer among the drafter's.
-      seen: of `see_themselves`.
-      round: the round whose tokens are read.
+      cache: the drafter's layers, with the decided tokens before the root.
+      nodes: the nodes of earlier rounds.
+      layer: index of the layer among the drafter's.
+      seen: masks from `see_themselves`.
+      round: round whose tokens are read.
       scale: factor on the scores before the softmax.
-      window: positions that a token sees, its own included; None for all before it.
+      window: number of visible positions, the token's own included; None for all.
     """
 
     def attend(
@@ -118,7 +119,7 @@ def attend_to_ancestors(
 def add_nodes(
     nodes: NodeCache, keys: _PerLayer, values: _PerLayer, round: Int[Array, ""] | int
 ) -> NodeCache:
-    """The cache with the keys and values of a round's tokens, of every layer."""
+    """Add the keys and values of a round's tokens in every layer."""
 
     def write(
         places: tuple[Float[Array, "B M K H"], ...], fresh: _PerLayer
@@ -131,11 +132,11 @@ def add_nodes(
 def _write(
     places: Float[Array, "B M K H"], fresh: Float[Array, "B w K H"], round: Int[Array, ""] | int
 ) -> Float[Array, "B M K H"]:
-    # For a layer's attention and for the next round: small enough for XLA to write it twice.
+    # Written for attention in a layer, and again for the next round: small enough for that.
     start = first_place(round, fresh.shape[1])
     return jax.lax.dynamic_update_slice_in_dim(places, fresh, start, axis=1)
 
 
 def _places(tree: TreeConfig) -> int:
-    """M."""
+    """M, the number of places."""
     return 1 + tree.beam_width * (tree.draft_rounds - 1)

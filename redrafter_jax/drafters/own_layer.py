@@ -1,7 +1,8 @@
-"""A decoder layer of a drafter's own: over the decided tokens in decoding, over rows in training.
+"""A drafter's own decoder layer, for decoding (over decided tokens) and training (over rows).
 
-It has one entry for each pair of a position and the token after it. In decoding its keys and values
-lie in the drafter's layer of the cache; in training those of a whole row are there at once.
+The layer has an entry for each pair of a position's hidden state and the next token. In decoding,
+keys and values are in the drafter's layer of the cache; in training, those of a whole row are
+computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,20 +29,20 @@ from redrafter_jax.models.decoder_layer import (
 from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
 from redrafter_jax.types import Decided, KVCache
 
-# What the shape of a layer states of the configuration of a target.
+# Fields of a layer's configuration that it shares with a target's configuration.
 LAYER_FIELDS = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("rope_theta", "rms_norm_eps"),
 )
-# What a layer puts out at some tokens, and their keys and values.
+# Outputs of a layer at some tokens, and their keys and values.
 Passed = tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]
 
 
 class PairLayer(nnx.Module):
-    """A layer over a hidden state and the embedding of the token after it.
+    """A decoder layer over a hidden state and the embedding of the next token.
 
-    Attention reads both, each through a norm of its own; the hidden state is the residual. A fresh
-    layer adds nothing to it.
+    Attention reads both, each through its own norm; the residual is the hidden state. A new layer
+    is the identity on the hidden state.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -60,7 +61,7 @@ class PairLayer(nnx.Module):
         positions: Int[Array, "B T"],
         attend: Attend,
     ) -> Passed:
-        """The hidden states after the layer, and the pairs' keys and values."""
+        """Return the hidden states after the layer, and the entries' keys and values."""
         config = self.config
         pair = (
             normalised(embedded, self.embedding_norm, config),
@@ -75,23 +76,23 @@ class PairLayer(nnx.Module):
 def layer_config(
     vocab_size: int, width: int, shape: object, layers: int = 1, **more: Any
 ) -> TargetConfig:
-    """A drafter's own decoder layers, as those of a target.
+    """Return the configuration of a drafter's own decoder layers as that of a target.
 
     Args:
       vocab_size: V, the target's.
-      width: of the hidden states that the layers read and put out.
-      shape: has `LAYER_FIELDS`.
-      layers: how many there are.
+      width: width of the layers' inputs and outputs.
+      shape: object with the attributes `LAYER_FIELDS`.
+      layers: number of layers.
       more: further fields of the configuration.
 
     Raises:
-      FieldError: sizes do not go together.
+      FieldError: the sizes do not fit each other.
     """
     return TargetConfig(
         vocab_size=vocab_size,
         hidden_size=width,
         num_hidden_layers=layers,
-        max_position_embeddings=1,  # the target's limit holds
+        max_position_embeddings=1,  # unused: the target's limit applies
         tie_word_embeddings=True,
         eos_token_ids=(),
         **{name: getattr(shape, name) for name in LAYER_FIELDS},
@@ -100,7 +101,7 @@ def layer_config(
 
 
 def angles_of(config: TargetConfig, positions: Int[Array, "B T"]) -> Angles:
-    """The rotation of a layer at these positions."""
+    """Return the rotary angles of a layer at these positions."""
     return rotary_angles(
         positions, rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     )
@@ -113,24 +114,23 @@ def read_decided(
     decided: Decided,
     scale: float,
 ) -> tuple[Float[Array, "B D"], KVCache]:
-    """Pass decided tokens through the layer, and keep their entries.
+    """Run the layer on decided tokens, and append their entries to the cache.
 
     Args:
-      run: from positions and attention to what the layer puts out at the tokens.
-      own: what it put out at the last token that was decided before; of rows without a new one it
-        stays.
-      cache: the layer alone, up to `decided.start`.
+      run: function from positions and attention to the layer's outputs at the tokens.
+      own: output at the last decided token before these; kept for rows without new tokens.
+      cache: the drafter's layer, up to `decided.start`.
       decided: the tokens.
       scale: factor on the scores of attention.
 
     Returns:
-      What the layer puts out at each row's last token, and the cache with the tokens' entries.
+      The output at each row's last token, and the cache with the entries of the tokens.
     """
     B, C = decided.tokens.shape
     positions = decided.start[:, None] + jnp.arange(C)
     chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
     output, keys, values = run(positions, attend_to_text(cache, 0, chain, scale))
-    # As in `finish`: only what has been read may be written in place.
+    # Barrier: all reads of the cache must precede the in-place write; see `finish`.
     output, lengths = jax.lax.optimization_barrier((output, cache.lengths))
     cache = cache._replace(lengths=lengths)
     newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
@@ -145,12 +145,11 @@ def attend_in_rows(
     scale: float,
     rollout: Sequence[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]] = (),
 ) -> Attend:
-    """Attention of training: each token sees those of its document up to itself.
+    """Return the attention of training: a token attends to its document up to itself.
 
-    In later rounds of a rollout it sees what its own place has drafted instead of itself: `rollout`
-    holds keys and values of the rounds before, first those of the true tokens.
-
-    Scores are computed again where gradients need them, instead of being kept.
+    In later rounds of a rollout a position attends to its own drafted entries instead of itself:
+    `rollout` holds keys and values of the rounds so far, those of the true tokens first. Scores are
+    recomputed in the backward pass rather than stored.
     """
     within = partial(prefill_attention, segments=segments, scale=scale)
 

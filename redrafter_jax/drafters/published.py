@@ -1,4 +1,4 @@
-"""What the files of published heads have in common: fields, layers, tables of draft tokens."""
+"""Common parts of reading published heads: fields, layer numbers, tables of draftable tokens."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -9,9 +9,9 @@ from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import FieldError
 
 Shapes = Mapping[str, tuple[int, ...]]
-# The field by which vLLM's speculators says the kind of a head.
+# Field in which vLLM's speculators states the kind of a head.
 SPECULATORS = "speculators_model_type"
-# Fields that say how a head was made, or for which target, and nothing of what it computes.
+# Fields that describe a head's origin or its target, but do not affect what it computes.
 DESCRIBING = {
     *("architectures", "model_type", "auto_map", "_name_or_path", "name_or_path"),
     *("torch_dtype", "dtype", "transformers_version", "speculators_version", "speculators_config"),
@@ -22,45 +22,45 @@ DESCRIBING = {
     *("num_target_layers", "_attn_implementation", "_attn_implementation_autoset"),
     *("quantization_config", "attn_implementation", "attention_head_dim"),
 }
-# Read elsewhere, by the rotary embedding.
+# Fields that the reader of the rotary embedding handles.
 ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
-# The tables of draft tokens.
+# Names of the tables of draftable tokens.
 TABLES = ("d2t", "t2d")
 
 
 class Reader:
-    """Refuses, by name, what the files of one kind of head state that is not known here.
+    """Checks of the fields of one kind of published head; errors name the unsupported field.
 
     Attributes:
-      config: the configuration of the kind, with whose name sentences begin outside of files.
-      heads: what sentences call heads of the kind.
+      config: configuration class of the kind, whose name begins sentences without a file.
+      heads: name of the heads in sentences.
     """
 
     def __init__(self, config: type[HeadConfig], heads: str) -> None:
         self.config, self.heads = config, heads
 
     def refuse(self, field: str, problem: str) -> NoReturn:
-        """Refuse a field, as a `FieldError`."""
+        """Raise a `FieldError` for a field."""
         raise FieldError(self.config, field, problem)
 
     def expect(self, stated: Mapping[str, Any], name: str, supported: Any) -> None:
-        """Refuse a field that states another value than the supported one."""
+        """Raise an error if a field states another value than the supported one."""
         value = stated.get(name)
         if value is not None and value != supported:
             self.refuse(name, f"is {value!r:.80}; only {supported!r} is supported.")
 
     def refuse_unknown(self, stated: Mapping[str, Any], known: set[str]) -> None:
-        """Refuse fields that are not known, unless they are empty or false."""
+        """Raise an error for unknown fields, unless they are empty or false."""
         for name, value in stated.items():
             if name not in known and value not in (None, False, 0, "", [], {}):
                 self.refuse(
                     name,
-                    f"is {value!r:.80}, a field of {self.heads} that is not known; take it out if "
-                    "it changes nothing of what the head computes.",
+                    f"is {value!r:.80}, which is not a known field of {self.heads}; remove it if "
+                    "it does not affect what the head computes.",
                 )
 
     def refuse_other_layers(self, stated: Mapping[str, Any]) -> None:
-        """Refuse decoder layers with a window, another activation or biases within."""
+        """Raise an error for decoder layers with a window, another activation or an MLP bias."""
         self.expect(stated, "hidden_act", "silu")
         self.expect(stated, "mlp_bias", False)
         for kind in stated.get("layer_types") or ():
@@ -73,7 +73,7 @@ class Reader:
             self.refuse("use_sliding_window", "is True; heads with a window are not supported.")
 
     def flatten_speculators(self, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of speculators' files side by side: they nest those of the layers."""
+        """Return the fields of speculators' files unnested."""
         layer = stated.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             self.refuse(
@@ -82,25 +82,27 @@ class Reader:
         return {**layer, **{name: value for name, value in stated.items() if value is not None}}
 
     def layers(self, field: str, numbers: Any, *, inputs: bool) -> tuple[int, ...]:
-        """The outputs of layers that a field's numbers mean, which may number inputs."""
+        """Return the layers that a field's numbers mean; with `inputs` they number layer inputs."""
         if not isinstance(numbers, list) or any(type(one) is not int for one in numbers):
             self.refuse(field, f"is {numbers!r:.80}; layers must be a list of whole numbers.")
         first = 0 if inputs else -1
         if first in numbers:
-            self.refuse(field, f"holds {first}, the embedding; only outputs of layers are read.")
+            self.refuse(
+                field, f"holds {first}, the embedding; only outputs of layers are supported."
+            )
         return tuple(one - inputs for one in numbers)
 
     def draft_tokens(
         self, stated: Mapping[str, Any], tables: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        """The tokens that can be drafted: `d2t` holds for the i-th of them its distance from i.
+        """Return the field `draft_tokens`: entry i of the table `d2t` is the i-th token id minus i.
 
         Args:
-          stated: fields, side by side.
-          tables: those of `TABLES` that there are.
+          stated: the fields, unnested.
+          tables: the stored tables among `TABLES`.
 
         Raises:
-          FieldError: the tables contradict each other or the fields, or do not rise.
+          FieldError: the tables contradict each other or the fields, or are not ascending.
         """
         total, count = stated["vocab_size"], stated.get("draft_vocab_size")
         if "d2t" not in tables:
@@ -121,9 +123,9 @@ class Reader:
             self.refuse(
                 "draft_tokens",
                 f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; only tables that "
-                "rise are read: sort them, and the rows of 'lm_head.weight' with them.",
+                "ascend are supported: sort them, and the rows of 'lm_head.weight' alike.",
             )
-        if len(tokens) == total:  # written though it says nothing
+        if len(tokens) == total:  # the table lists all tokens
             return {}
         if "t2d" in tables:
             known = tables["t2d"].reshape(-1)
@@ -138,18 +140,18 @@ class Reader:
 
 
 def architectures(stated: Mapping[str, Any]) -> list[str]:
-    """The architectures that `config.json` names."""
+    """Return the names in `architectures` of `config.json`."""
     names = stated.get("architectures")
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def first_stated(stated: Mapping[str, Any], names: tuple[str, ...], otherwise: Any = None) -> Any:
-    """The first of these fields that is stated."""
+    """Return the first of these fields that is stated."""
     return next((stated[name] for name in names if stated.get(name) is not None), otherwise)
 
 
 def to_tables(config: HeadConfig) -> dict[str, np.ndarray]:
-    """The tables of the tokens that can be drafted; none for all V."""
+    """Return the tables of draftable tokens; none if all V can be drafted."""
     if config.draft_tokens is None:
         return {}
     tokens = np.asarray(config.draft_tokens, np.int64)

@@ -1,4 +1,4 @@
-"""Which tokens a drafter expects after a position, whatever the kind of its head."""
+"""Ranking of a drafter's next tokens, the same for all kinds of heads."""
 
 from collections.abc import Callable
 
@@ -27,19 +27,19 @@ def rank_tokens(
     tree: TreeConfig,
     size: int,
 ) -> tuple[Float[Array, "B M X"], Int[Array, "B M X"]]:
-    """The X best tokens at M positions in falling order: their log-probabilities, and places in U.
+    """Return the X best tokens at M positions, best first: log-probabilities, and indices into U.
 
-    They are the probabilities of the tokens that the target would draw if the drafter were right:
-    `log_softmax(sharpness * (filtered logits + temperature * noise))`. The drafter errs in the
-    logits, by an amount that knows no temperature: so the sharpness that suits it is the same at
-    all of them (docs/sampling.md).
+    The probabilities are those of the tokens that the target would draw if the drafter were right:
+    `log_softmax(sharpness * (filtered logits + temperature * noise))`. The drafter's error is in
+    the logits and does not depend on the temperature, so one sharpness suits all temperatures
+    (docs/sampling.md).
 
     Args:
-      logits: of the U tokens that can be drafted; on a mesh of this device's part of them.
-      noise: makes the noise that the target will choose with, of the same tokens. It is called
-        where the noise is added, so that no kernel writes a part of it by itself.
-      sampling: the rows' temperature and filters; its adjustment, if any, of the same tokens.
-      tree: X, sharpness and candidates; neither X nor candidates may exceed U.
+      logits: scores of the U draftable tokens; on a mesh, this device's shard.
+      noise: function that returns the noise with which the target will choose, for the same tokens.
+        It is called where the noise is added, so that XLA fuses both.
+      sampling: sampling settings of the rows; an adjustment must be for the same tokens.
+      tree: provides X, sharpness and candidates; X and candidates must not exceed U.
       size: U.
     """
     logits = adjust_drafts(logits, sampling)
@@ -60,7 +60,7 @@ def rank_tokens(
         scores = score(filter_logits(logits, sampling, size))
     best, tokens = _highest_of_shards(scores, tree.candidates or tree.extensions, size)
     if tree.candidates:
-        # A barrier: on the CPU XLA sorts the whole vocabulary when it sees both cut to X.
+        # Barrier: XLA for CPUs would sort the whole vocabulary if it fused both cuts to X.
         best, tokens = jax.lax.optimization_barrier((best, tokens))
         total = jax.nn.logsumexp(best, axis=-1, keepdims=True)
     elif parts is None:
@@ -68,8 +68,8 @@ def rank_tokens(
     else:
         total = _over_shards(_logsumexp_of_parts(parts), scores, size)
     best = best - total
-    # Never above 0, not even by rounding: or a child would outrank its parent in the budget.
-    # Nor may a broken drafter's NaN, which ranks above all numbers: it drafts nothing.
+    # At most 0 despite rounding, or a child could outrank its parent in the budget. NaN, which
+    # ranks above all numbers, becomes -inf, so that a broken drafter drafts nothing.
     best = jnp.where(jnp.isnan(best), -jnp.inf, jnp.minimum(best, 0.0))
     return best[..., : tree.extensions], tokens[..., : tree.extensions]
 
@@ -77,8 +77,8 @@ def rank_tokens(
 def highest(
     scores: Float[Array, "... M"], count: int
 ) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
-    """The C highest scores and where they are, in falling order."""
-    # For more than 16 XLA for GPUs sorts all M, unless ties may come in any order.
+    """Return the C highest scores and their indices, highest first."""
+    # For C above 16, XLA for GPUs sorts all M unless ties may come in any order.
     best, where = jax.lax.top_k(scores, count, is_stable=count <= 16)
     return best, where
 
@@ -86,7 +86,7 @@ def highest(
 def _highest_of_shards(
     scores: Float[Array, "... part"], count: int, size: int
 ) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
-    """`highest` over all parts of an axis of the given size; C scores of each are exchanged."""
+    """Apply `highest` to an axis of the given size; each shard contributes C scores."""
     part = scores.shape[-1]
     best, where = highest(scores, min(count, part))
     if part == size:
@@ -101,15 +101,15 @@ def _highest_of_shards(
 def _over_shards(
     total: Float[Array, "... 1"], scores: Float[Array, "... part"], size: int
 ) -> Float[Array, "... 1"]:
-    """The logsumexp of an axis of the given size, from that of this device's part of the scores."""
+    """Return the logsumexp over an axis of the given size from this device's shard of it."""
     part = scores.shape[-1]
     if part == size:
         return total
     return jax.nn.logsumexp(all_gather(total, size // part), axis=-1, keepdims=True)
 
 
-# For GPUs: pairs of a maximum and a sum relative to it are joined (arXiv 1805.02867), so that no
-# pass over the scores waits for the one before.
+# On GPUs, pairs of a maximum and a sum relative to it are joined (arXiv 1805.02867), so that the
+# scores are read in a single pass.
 def _sums_of_parts(scores: Float[Array, "... M"]) -> Pair:
     none = jnp.float32(-jnp.inf), jnp.float32(0)
     return reduce_parts((scores, jnp.ones_like(scores)), none, _join_sums)

@@ -1,6 +1,6 @@
-"""A recurrent head in decoding: what it reads of decided tokens, and the beams that it drafts.
+"""The recurrent drafter: reading decided tokens, and a beam search with a recurrent head.
 
-The trace of its beam search is the token tree.
+The trace of the beam search is the token tree.
 """
 
 from dataclasses import dataclass
@@ -44,17 +44,17 @@ def beam_search(
     tree: TreeConfig,
     scorer: Scorer | None = None,
 ) -> Beams:
-    """Draft R tokens on each of W beams below the root, each from its own recurrent state.
+    """Draft R tokens on each of W beams below the root; each beam has its own recurrent state.
 
     Args:
       drafter: the recurrent head.
-      embedding: the target's token embedding; on a mesh, this device's part of it.
-      context: what conditions every round.
+      embedding: the target's token embedding; on a mesh, this device's shard.
+      context: context of all rounds, from `read_context` or the attention layer.
       root: the last decided token.
-      noise: as `grow` takes it.
-      sampling: the rows' temperature and filters.
-      tree: as `grow` takes it.
-      scorer: the target's vocabulary projection of the U tokens, where the drafter has none.
+      noise: as in `grow`.
+      sampling: sampling settings of the rows.
+      tree: as in `grow`.
+      scorer: the target's vocabulary projection of the U tokens; None if the head has its own.
     """
 
     def advance(
@@ -67,12 +67,12 @@ def beam_search(
             context[:, None], drafter.step(None if is_first else grown.beams, embedded)
         )
         if not is_first:
-            # A barrier: XLA for GPUs would write the states a second time, beside the context.
+            # Barrier: XLA for GPUs would write the states twice, once beside the context.
             inputs = jax.lax.optimization_barrier(inputs)
         return Grown(inputs[..., context.shape[-1] :]), drafter.logits(inputs, scorer)
 
     start = Grown(jnp.zeros_like(context)[:, None])
-    # A loop on a GPU starts kernels of its own: to count its turns, and to write what each leaves.
+    # Unrolled on GPUs, where a loop launches extra kernels to count turns and copy its carry.
     drafted = drafter.draft_token_ids
     return grow(advance, start, root, noise, sampling, tree, drafted, unrolled=on_gpu())
 
@@ -80,9 +80,9 @@ def beam_search(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecurrentDrafter(HeadDrafter):
-    """A recurrent head, and the beams that it drafts.
+    """Drafts with a recurrent head.
 
-    The state of one that attends is what its layer put out at the last entry, `[B D]`.
+    With `attention`, the state `own` is the layer's output at the last entry, `[B D]`.
     """
 
     @property
@@ -101,7 +101,7 @@ class RecurrentDrafter(HeadDrafter):
         return CacheShape(1, layer.num_key_value_heads, layer.head_dim)
 
     def check(self, target: TargetConfig) -> None:
-        """Refuse the target of another head, and a mesh that does not divide the head's layer."""
+        """Raise an error for a target that does not fit, or a mesh that cannot split the layer."""
         super().check(target)
         if self.config.attention and self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "recurrent head")
@@ -114,15 +114,15 @@ class RecurrentDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B own"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B own"], KVCache]:
-        """The hidden state at the last token, which chose the root, or what the layer makes of it.
+        """Keep the hidden state at the last token, or the attention layer's output for it.
 
-        The layer's entries are those of all decided tokens.
+        The layer gets an entry for every decided token.
         """
         if not self.config.attention:
             return super().read(target, own, cache, decided)
         head = self.model.merge()
         context = head.read_context(target.of_one_scale(decided.hidden))
-        # Past the decided ones a token may be none.
+        # `following` may be -1 past the decided tokens.
         embedded = target.stored_embeddings(jnp.maximum(decided.following, 0))
         run = partial(head.attention, context, embedded.astype(context.dtype))
         return read_decided(run, own, cache, decided, self.config.layer.attention_scale)
@@ -152,13 +152,13 @@ class RecurrentDrafter(HeadDrafter):
 
 
 def count_reads(config: RecurrentConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Every round reads all weights, but the projection of the context, which is read once.
+    """Count the reads: all weights in every round, but `context_proj` and `attention` once.
 
-    So is the layer that attends, for the accepted path, whose tokens it embeds.
+    The attention layer reads, and embeds, the tokens of the accepted path.
     """
     rounds = tree.draft_rounds
     once = ("context_proj", "attention")
     weights = [(part, 1 if name in once else rounds) for name, part in params.items()]
-    # The root alone is fed in the first round, W tokens in every later one.
+    # The first round feeds the root, every later round W tokens.
     fed = 1 + tree.beam_width * (rounds - 1) + (tree.max_path if config.attention else 0)
     return DraftReads(weights, rounds if config.head == "target" else 0, fed)

@@ -1,4 +1,4 @@
-"""The files of recurrent heads: Apple's layout, and the fields that it does not know."""
+"""The files of recurrent heads: Apple's layout, and fields that extend it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ MODEL_TYPE = "recurrent_drafting_drafter"
 
 
 def to_files(config: RecurrentConfig) -> dict[str, Any]:
-    """What Apple's code states of a drafter in `config.json` (`configuration_drafter.py`).
+    """Return the fields of `config.json` as in Apple's code (`configuration_drafter.py`).
 
-    And what it does not know, where the drafter has it: `RecurrentConfig.beyond_apple`.
+    They are followed by `RecurrentConfig.beyond_apple`.
     """
     return {
         "architectures": ["Drafter"],
@@ -28,9 +28,10 @@ def to_files(config: RecurrentConfig) -> dict[str, Any]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """The field `cell` as `config.json` means it; nothing where it states the cell by name.
+    """Return the field `cell`; nothing if `config.json` states it by name.
 
-    Apple's layout has `rnn` alone: true is the cell "simple", false is "sum". Ours adds `cell`.
+    Apple's layout has only `rnn`: true is the cell "simple", false is "sum". Our layout adds
+    `cell`.
 
     Raises:
       FieldError: `rnn` and `cell` contradict each other.
@@ -46,7 +47,7 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str
 
 
 def stored_name(config: RecurrentConfig, name: str) -> str:
-    """Ours: blocks.0.kernel, lm_head.kernel ... Apple's: one `lm_head` list holds them all."""
+    """Map our names (blocks.0.kernel, lm_head.kernel) to Apple's (lm_head.0.linear.weight)."""
     name = name.replace("kernel", "weight")
     if name == "lm_head.weight":
         return f"lm_head.{config.num_draft_layers}.weight"

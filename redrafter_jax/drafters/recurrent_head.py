@@ -1,14 +1,14 @@
-"""Apple's recurrent head (arXiv 2403.09919, section 3) and its variants: shape and parameters.
+"""Apple's recurrent head (arXiv 2403.09919, section 3) and its variants: configuration, parameters.
 
-The head drafts from the target's hidden states and from the embeddings of the tokens drafted so
-far, and knows nothing else of the target, except that some leave the last step, from features to
-scores, to the target's vocabulary projection.
+The head drafts from the target's hidden states and the embeddings of the tokens drafted so far.
+Some variants also use the target's vocabulary projection for the last step, from features to
+scores.
 
-A head with `attention` first passes the hidden states through a decoder layer of its own, once for
-each decided token, as Hydra++ does (arXiv 2402.05109). Unlike there the layer also reads the
-embedding of the token after each hidden state. The last hidden state does not say which token was
-chosen after it, so without the embedding the layer could not look for earlier places where the root
-stood, nor find there what followed (compare arXiv 2401.15077).
+A head with `attention` first passes the hidden states through its own decoder layer, once per
+decided token, as Hydra++ does (arXiv 2402.05109). Unlike Hydra++, the layer also reads the
+embedding of the token after each hidden state. The last hidden state does not determine the token
+chosen after it, so without the embedding the layer could not find earlier occurrences of the root
+and what followed them (compare arXiv 2401.15077).
 """
 
 from collections.abc import Iterator
@@ -34,27 +34,27 @@ Cell = Literal["simple", "gru", "sum"]
 
 @dataclass(frozen=True)
 class RecurrentConfig(HeadConfig):
-    """Shape of a recurrent head; the defaults are Apple's layout.
+    """Configuration of a recurrent head; the defaults are Apple's layout.
 
-    The recurrent state has the target's width. `head="low_rank"` has factors from exit_dim to
-    head_rank to the tokens, and `head="target"` a projection to the target's width that the
-    target's own vocabulary projection scores.
+    The recurrent state has the target's width. `head="low_rank"` factors the vocabulary projection
+    through `head_rank`; `head="target"` projects to the target's width, for the target's vocabulary
+    projection.
 
     Attributes:
-      exit_dim: width of the residual blocks and of what they hand to the head; training takes twice
-        the target's width, as Apple's code does, if it is not told.
-      num_draft_layers: number of residual blocks; training takes 2 if it is not told.
-      cell: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of embeddings, both of
-        Apple's layout; "gru" for a gated recurrent unit.
-      head_rank: of the two factors; None for the other heads.
+      exit_dim: width of the residual blocks and of the features; training uses twice the target's
+        width by default, as Apple's code does.
+      num_draft_layers: number of residual blocks; training uses 2 by default.
+      cell: recurrence: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of
+        embeddings, both in Apple's layout; "gru" for a gated recurrent unit.
+      head_rank: rank of the factored projection for `head="low_rank"`; None for other heads.
       attention: whether a decoder layer attends to the text before the recurrence. The fields below
-        are its shape, None without it; training takes the target's where it is not told.
-      intermediate_size: of its feed-forward block.
-      num_attention_heads: Q.
-      num_key_value_heads: K.
-      head_dim: H.
-      rope_theta: rotary base.
-      rms_norm_eps: of its norms.
+        configure the layer and are None without it; training uses the target's values by default.
+      intermediate_size: width of the layer's feed-forward block.
+      num_attention_heads: Q, number of query heads.
+      num_key_value_heads: K, number of key/value heads.
+      head_dim: H, width of a head.
+      rope_theta: base of the rotary embedding.
+      rms_norm_eps: epsilon of the layer's norms.
     """
 
     exit_dim: Count
@@ -74,26 +74,26 @@ class RecurrentConfig(HeadConfig):
         for name in LAYER_FIELDS:
             stated = getattr(self, name)
             problem = f"is {stated} and attention is {self.attention}; "
-            problem += "a layer needs one." if self.attention else "leave it out."
+            problem += "give a value." if self.attention else "leave it out."
             require((stated is not None) == self.attention, self, name, problem)
         if self.attention:
             _ = self.layer  # which checks its sizes
         rank, low = self.head_rank, self.head == "low_rank"
-        problem = f"is {rank} and head is {self.head!r}; give it to head='low_rank' alone."
+        problem = f"is {rank}, but head is {self.head!r}; it is for head='low_rank' only."
         require(low or rank is None, self, "head_rank", problem)
         limit = "exit_dim" if rank is None else f"exit_dim={self.exit_dim}"
-        problem = f"is {rank}; head='low_rank' needs one, less than {limit}."
+        problem = f"is {rank}; for head='low_rank' it must be less than {limit}."
         fits = rank is not None and rank < self.exit_dim
         require(fits or not low, self, "head_rank", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees of ranks, and those whose beams take more tokens than can be drafted."""
+        """Raise an error for trees of ranks, or whose beams take more tokens than are draftable."""
         tree.check_beams("a recurrent head")
         super().check_tree(tree)
 
     @property
     def layer(self) -> TargetConfig:
-        """The layer that attends, as the one of a target."""
+        """The configuration of the attention layer, as that of a target."""
         try:
             return layer_config(self.vocab_size, self.hidden_size, self)
         except FieldError as error:
@@ -101,7 +101,7 @@ class RecurrentConfig(HeadConfig):
 
     @property
     def beyond_apple(self) -> dict[str, Any]:
-        """The fields that Apple's layout does not have, where they say more than it does.
+        """Fields that Apple's layout lacks, if they differ from Apple's behaviour.
 
         Empty for a drafter that Apple's code can read.
         """
@@ -118,14 +118,14 @@ class RecurrentConfig(HeadConfig):
 
     @property
     def has_input_projection(self) -> bool:
-        """Apple's layout leaves the projection out when `[h ; s]` already has the exit width."""
+        """Whether `input_proj` exists; Apple's layout omits it if `[h ; s]` has the exit width."""
         return self.exit_dim != 2 * self.hidden_size
 
 
 class RecurrentHead(TrainedHead):
-    """`[context ; state]` -> projection -> residual blocks -> head -> the tokens to draft from.
+    """`[context ; state]` -> projection -> residual blocks -> head -> scores of draftable tokens.
 
-    One set of weights serves every round; the state is zero before the root is fed.
+    All rounds share one set of weights; the state is zero before the root is fed.
     """
 
     config: RecurrentConfig
@@ -142,7 +142,7 @@ class RecurrentHead(TrainedHead):
             self.gru_u = Dense(D, 3 * D, bias=True, rngs=rngs)
         if config.context_layers:
             self.context_proj = Dense(config.context_size, D, bias=False, rngs=rngs)
-            # It begins with Apple's context: the last hidden state alone.
+            # The initial projection selects the last hidden state, which is Apple's context.
             self.context_proj.kernel[...] = jnp.eye(config.context_size, D, D - config.context_size)
         if config.attention:
             self.attention = PairLayer(config.layer, rngs=rngs)
@@ -156,9 +156,9 @@ class RecurrentHead(TrainedHead):
             self.lm_head = Dense(rank, config.draft_vocab_size, bias=False, rngs=rngs)
 
     def read_context(self, context: Float[Array, "... Z"]) -> Float[Array, "... D"]:
-        """What conditions every round, from the target's hidden states; once per decode step.
+        """Project the target's hidden states to the context of all rounds; once per decode step.
 
-        A head that attends passes it through its layer first.
+        With `attention`, the result is the input of the attention layer.
         """
         return self.context_proj(context) if self.config.context_layers else context
 
@@ -173,7 +173,7 @@ class RecurrentHead(TrainedHead):
         segments: Int[Array, "B T"],
         rounds: int,
     ) -> Float[Array, "B T Y"]:
-        """See `TrainedHead`: what the layer puts out."""
+        """See `TrainedHead`: the outputs of the attention layer, if there is one."""
         del rounds
         if not self.attends:
             return hidden
@@ -186,10 +186,10 @@ class RecurrentHead(TrainedHead):
     def step(
         self, state: Float[Array, "... D"] | None, embedding: Float[Array, "... D"]
     ) -> Float[Array, "... D"]:
-        """The state after a token; None is the state of zeros before the first one.
+        """Return the state after a token; `state` None is the zero state.
 
-        `SiLU(W e + U s + b)`, the running sum `s + e`, or the gated recurrent unit of
-        arXiv 1406.1078, its reset gate where PyTorch's GRU has it (arXiv 1412.3555): after U.
+        The cells are `SiLU(W e + U s + b)`, the running sum `s + e`, and the gated recurrent unit
+        of arXiv 1406.1078 with the reset gate after U (arXiv 1412.3555), as in PyTorch's GRU.
         """
 
         def recur(layer: Dense) -> Float[Array, "..."]:
@@ -212,11 +212,11 @@ class RecurrentHead(TrainedHead):
     def inputs(
         self, context: Float[Array, "... D"], state: Float[Array, "... D"]
     ) -> Float[Array, "... twice"]:
-        """`[context ; state]`; `context`, of `read_context`, broadcasts against `state`."""
+        """Concatenate `[context ; state]`; `context` from `read_context` broadcasts to `state`."""
         return jnp.concatenate([jnp.broadcast_to(context, state.shape), state], axis=-1)
 
     def features(self, x: Float[Array, "... twice"]) -> Float[Array, "... E"]:
-        """What the head reads, of `inputs`."""
+        """Return the features that the head scores, from `inputs`."""
         if self.config.has_input_projection:
             x = self.input_proj(x)
         return run_blocks(self.blocks, x)
@@ -224,11 +224,10 @@ class RecurrentHead(TrainedHead):
     def logits(
         self, inputs: Float[Array, "... twice"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Scores of the token after the one that the state in `inputs` was last fed, float32.
+        """Return float32 scores of the token after the one last fed to the state in `inputs`.
 
-        One for each of the tokens that can be drafted, in their order; see `draft_token_ids`. On a
-        mesh, those of this device's part of them. With `head="target"` the scorer makes them, of
-        these tokens.
+        The scores are those of the draftable tokens, in the order of `draft_token_ids`; on a mesh,
+        this device's shard of them. With `head="target"` the scorer computes them.
         """
         features = self.features(inputs)
         if self.config.head != "own":
@@ -245,7 +244,7 @@ class RecurrentHead(TrainedHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `TrainedHead`: the decoder's recurrence, fed with true tokens."""
+        """See `TrainedHead`: the recurrence of decoding, fed with true tokens."""
         context = contexts if self.attends else self.read_context(contexts)
         state = jnp.zeros_like(context)
         for fed in range(rounds):

@@ -1,4 +1,4 @@
-"""Where the training of a recurrent head starts."""
+"""Defaults and initial weights for training a recurrent head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from redrafter_jax.drafters.recurrent_head import RecurrentHead
 
 
 def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:
-    """Values for the fields that a training run leaves open; a layer is like the target's."""
+    """Return values for unset fields; an attention layer is like the target's."""
     del rounds
     open_fields = {"exit_dim": 2 * target.hidden_size, "num_draft_layers": 2}
     layer = {name: getattr(target, name) for name in LAYER_FIELDS} if told.get("attention") else {}
@@ -21,16 +21,16 @@ def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -
 
 
 def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) -> None:
-    """Start the head from the target's vocabulary projection, or from its strongest directions.
+    """Start the head from the target's vocabulary projection, or from its leading directions.
 
     Raises:
-      FieldError: the head is wider.
+      FieldError: the head is wider than the target.
     """
     config = module.config
     D, E = config.hidden_size, config.exit_dim
     name, width = ("head_rank", config.head_rank) if config.head_rank else ("exit_dim", E)
     if width > D and config.head != "target":
-        limit = f"with initial_head=target it may be {D}, the target's width, at most."
+        limit = f"with initial_head=target it must be at most {D}, the target's width."
         raise FieldError(config, name, f"is {width}; {limit}")
     match config.head:
         case "own":
@@ -46,9 +46,9 @@ def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) ->
 def _low_rank(
     projection: Float[Array, "D U"], rank: int
 ) -> tuple[Float[Array, "E D"], Float[Array, "E U"]]:
-    """The best approximation by rank E: its E leading directions, and the head of these.
+    """Return the best rank-E approximation: its E leading directions, and the projection on them.
 
-    With E = D they are the identity and the projection itself.
+    For E = D they are the identity and the projection itself.
     """
     if rank == len(projection):
         return jnp.eye(rank), projection

@@ -1,7 +1,7 @@
-"""A target that drafts for itself: with fewer bits, with its first layers alone, or with both.
+"""Self-drafting: a target drafts for itself, with quantized weights, fewer layers, or both.
 
-Nothing is trained and nothing loaded. Such a drafter has keys and values of the target's own shape,
-so it attends to those that the target keeps anyway, and reads no text itself.
+Nothing is trained or loaded. The drafter's keys and values have the target's shape, so it attends
+to the target's cache and does not read the text itself.
 """
 
 from dataclasses import dataclass, replace
@@ -20,19 +20,19 @@ from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.parallel.model import Model
 
-# What names of such drafters begin with.
+# Prefix of the names of such drafters.
 PREFIX = "self:"
 _FORMS = get_args(WeightFormat)
 
 
 @dataclass(frozen=True)
 class SelfDrafter:
-    """Which part of a target drafts for it, and in how many bits.
+    """The part of a target that drafts, and its weight format.
 
     Attributes:
-      name: as the user wrote it.
-      form: of its matrices; None leaves them as they are.
-      layers: how many of the target's first layers it has; None for all.
+      name: the name that the user gave.
+      form: format of its matrices; None keeps the target's.
+      layers: number of leading target layers to use; None for all.
     """
 
     name: str
@@ -40,10 +40,10 @@ class SelfDrafter:
     layers: int | None = None
 
     def shape(self, target: TargetConfig) -> TargetConfig:
-        """The drafter's configuration, if the target has that many layers and inputs.
+        """Return the drafter's configuration, if the target supports it.
 
         Raises:
-          InputError: it has fewer layers, or int4 does not take its matrices.
+          InputError: the target has too few layers, or its matrices do not fit int4.
         """
         config = target
         if self.layers is not None:
@@ -55,17 +55,17 @@ class SelfDrafter:
                 )
             config = target.with_layers(self.layers)
         if self.form is not None:
-            # Of shapes alone; all layers have the same.
+            # Shapes are enough to check, and all layers have the same.
             one = config.with_layers(1)
             quantization = Quantization.of(self.form)
             jax.eval_shape(lambda: quantize_model(init_target(one, 0), quantization))
         return config
 
     def of(self, target: Target) -> ModelDrafter:
-        """The drafter, which shares the parameters of the target that are not quantized.
+        """Return the drafter, which shares the target's parameters that are not quantized.
 
         Raises:
-          InputError: as `shape`, or weights to quantize are quantized already.
+          InputError: as `shape`; or the weights to quantize are already quantized.
         """
         decoder, config = target.merge(), self.shape(target.config)
         decoder.config = config
@@ -78,18 +78,18 @@ class SelfDrafter:
             for _, leaf in nnx.to_flat_state(model.params)
         ):
             raise InputError(
-                f"drafter is {self.name!r}, but the target's weights are quantized already; give "
-                f"a drafter of its own, or {PREFIX}layers=N."
+                f"drafter is {self.name!r}, but the target's weights are already quantized; give "
+                f"a separate drafter, or {PREFIX}layers=N."
             )
         quantized = quantize_model(model, Quantization.of(self.form))
         return ModelDrafter(place(quantized, target.mesh), shares_cache=True)
 
 
 def parse_self(name: str) -> SelfDrafter | None:
-    """What a name such as "self:int4" or "self:layers=8" means; None for paths and hub ids.
+    """Parse a name such as "self:int4" or "self:layers=8"; None for paths and hub ids.
 
     Raises:
-      InputError: what comes after "self:" means nothing.
+      InputError: the part after "self:" is not understood.
     """
     if not name.startswith(PREFIX):
         return None

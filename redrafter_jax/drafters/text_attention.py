@@ -1,4 +1,4 @@
-"""Attention of tokens in a drafter's own layers, to the text before them and to each other."""
+"""Attention in a drafter's own layers, to the text so far and among the given tokens."""
 
 from jaxtyping import Array, Bool, Float
 
@@ -8,12 +8,12 @@ from redrafter_jax.types import KVCache
 
 
 def attend_to_text(cache: KVCache, layer: int, mask: Bool[Array, "B C C"], scale: float) -> Attend:
-    """Attention of C tokens to those in the cache, and to each other as the mask says.
+    """Return the attention of C tokens to the cache, and to each other by the mask.
 
     Args:
-      cache: the drafter's layers alone, with the tokens before.
-      layer: number of the layer among them.
-      mask: mask[b, i, j] is True where token i sees token j; every token sees itself.
+      cache: the drafter's layers, with the tokens before.
+      layer: index of the layer among them.
+      mask: mask[b, i, j] is True if token i attends to token j; every token attends to itself.
       scale: factor on the scores before the softmax.
     """
 
@@ -36,7 +36,7 @@ def attend_to_text(cache: KVCache, layer: int, mask: Bool[Array, "B C C"], scale
 
 
 def in_dtype_of(cache: KVCache, attend: Attend) -> Attend:
-    """The same attention in the cache's dtype, which is the target's and may not be the head's."""
+    """Return the attention computed in the cache's dtype, which is the target's."""
     dtype = cache.keys[0].dtype
 
     def cast(

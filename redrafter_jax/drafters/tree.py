@@ -1,4 +1,4 @@
-"""Token trees: of a beam search's trace, of ranks, of a chain, of the root alone, and of two."""
+"""Token trees: from beams, from ranks, from a chain, the root alone, and merges of two trees."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from redrafter_jax.types import Beams, TokenTree
 
 
 def build_tree(root: Int[Array, " B"], beams: Beams, tree: TreeConfig) -> TokenTree:
-    """The tree of a beam trace, cut to the node budget that the beams have.
+    """Build the tree of a beam search's trace, pruned to the node budget of the beams.
 
     The (parent beam, token) pairs of a round are all distinct, so the trace is a tree without any
-    search for shared prefixes: pair x of round r is node `1 + r * X + x`. Its N best nodes in
-    their old order keep parents before children and hold every node's ancestors, for a child never
-    scores above its parent and ties go to the lower index. With `final_beams_only` the nodes that
-    are left come first, so that padding nodes are the last ones.
+    search for shared prefixes: pair x of round r is node `1 + r * X + x`. Pruning keeps the N most
+    likely nodes in their order. This keeps the ancestors of every kept node, because a child never
+    scores above its parent and ties go to the lower index. With `final_beams_only`, padding nodes
+    come last.
     """
     nodes = _trace_nodes(root, beams)
     if tree.final_beams_only:
@@ -35,24 +35,24 @@ def rank_tree(
     paths: Sequence[tuple[int, ...]],
     budget: int,
 ) -> TokenTree:
-    """The tree of the N - 1 most probable among these paths, with the root N nodes.
+    """Build the tree of the N - 1 most probable paths among the given ones; N includes the root.
 
-    A path's log-probability is the sum of its tokens', added in one order: so no path is above its
-    own beginning, not even by rounding. Ties go to the earlier path, and the N best nodes hold the
-    ancestors of each.
+    A path's log-probability is the sum of its tokens' log-probabilities, added in a fixed order, so
+    that rounding never puts a path above its own prefix. Ties go to the earlier path. Hence the N
+    best nodes include their ancestors.
 
     Args:
       root: the last decided token.
-      tokens: of every round the W best, in falling order.
-      log_probs: of these tokens; never above 0, nor NaN.
-      paths: ranks, one of each round from the first on; every path comes after its own beginning.
-      budget: N, at most as many as there are paths and the root.
+      tokens: the W best tokens of each round, best first.
+      log_probs: their log-probabilities; at most 0, never NaN.
+      paths: one rank per round from the first round on; every path comes after its prefixes.
+      budget: N, at most the number of paths plus 1.
     """
     B, R, W = tokens.shape
     number = {(): 0} | {path: node for node, path in enumerate(paths, start=1)}
     parents = np.asarray([0, *(number[path[:-1]] for path in paths)])
     depth = np.asarray([len(path) for path in number])
-    # Beyond the end of a path there is nothing to add.
+    # Rank W, past the end of a path, adds 0.
     ranks = np.asarray([[*path, *[W] * (R - len(path))] for path in number], np.int32)
     padded = jnp.pad(log_probs, ((0, 0), (0, 0), (0, 1)))
     total = jnp.zeros((B, len(number)))
@@ -72,7 +72,7 @@ def rank_tree(
 def chain_tree(
     root: Int[Array, " B"], drafted: Int[Array, "B C"], found: Bool[Array, " B"]
 ) -> TokenTree:
-    """The chain of C drafted tokens below the root; padding nodes where none were found."""
+    """Build the chain of C drafted tokens below the root; padding nodes where `found` is False."""
     B, C = drafted.shape
     depth = jnp.broadcast_to(jnp.arange(C + 1, dtype=jnp.int32), (B, C + 1))
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
@@ -83,12 +83,12 @@ def chain_tree(
 
 
 def root_tree(root: Int[Array, " B"]) -> TokenTree:
-    """The one-node tree of autoregressive decoding."""
+    """Build the tree of autoregressive decoding, the root alone."""
     return chain_tree(root, jnp.zeros((len(root), 0), jnp.int32), jnp.ones(len(root), bool))
 
 
 def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
-    """The tree of these nodes; those of log-probability -inf are padding nodes."""
+    """Build a tree from nodes; nodes of log-probability -inf become padding nodes."""
     tokens, parents, depth, log_probs = nodes
     live = log_probs > -jnp.inf
     mask = ancestor_mask(jnp.where(live, parents, 0), max_depth)
@@ -97,9 +97,9 @@ def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
 
 
 def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
-    """The tree with a padding node, as `TokenTree` says, in place of every node that is not live.
+    """Replace every node that is not live by a padding node; see `TokenTree`.
 
-    The root must be live, and with every live node all of its ancestors.
+    The root must be live, and so must all ancestors of a live node.
     """
     return TokenTree(
         tokens=jnp.where(live, tree.tokens, -1),
@@ -114,21 +114,21 @@ def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
 def share_nodes(
     tree: TokenTree, active: Bool[Array, " B"], total: int
 ) -> tuple[TokenTree, Int[Array, " M"]]:
-    """The M nodes of all trees that are likeliest to be reached, with padding for the others.
+    """Keep the M most likely nodes of all rows' trees, and replace the others by padding nodes.
 
-    A node is as likely as its path is to the drafter, so that its ancestors are kept before it. The
-    root of an active row always is; rows that are not active have no node.
+    A node's likelihood is the drafter's probability of its path, so a node's ancestors are kept
+    before it. The root of an active row is always kept; inactive rows keep no node.
 
     Args:
       tree: the trees.
-      active: which rows have a tree.
-      total: M, B or more.
+      active: whether a row has a tree.
+      total: M, at least B.
 
     Returns:
-      The trees, and M numbers, those of the kept nodes first: node n of row b is b N + n.
+      The trees, and M node numbers, kept nodes first; node n of row b has number b N + n.
     """
     is_root = jnp.arange(tree.tokens.shape[1]) == 0
-    # A drafter of one's own may say NaN, which `top_k` would rank above the roots.
+    # A user's drafter may return NaN, which `top_k` would rank above the roots.
     scores = jnp.where(jnp.isnan(tree.log_probs), -jnp.inf, jnp.minimum(tree.log_probs, 0.0))
     scores = jnp.where(is_root, jnp.inf, scores)
     scores = jnp.where(active[:, None], scores, -jnp.inf)
@@ -138,21 +138,21 @@ def share_nodes(
 
 
 def _single_origin(tokens: Int[Array, "B N"]) -> Int[Array, "B N"]:
-    """The origin of the nodes of a tree of one source."""
+    """Origins of the nodes of a tree from a single source."""
     return jnp.zeros_like(tokens).at[:, 0].set(-1)
 
 
 def matching_paths(tree: TokenTree, matches: Bool[Array, "B N"]) -> Bool[Array, "B N"]:
-    """Which nodes match together with all their ancestors."""
+    """Return which nodes match together with all their ancestors."""
     return ~(tree.mask & ~matches[:, None, :]).any(axis=-1)
 
 
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:
-    """mask[b, i, j]: node j is node i or above it; looks `max_depth` parents up from every node."""
+    """Return mask[b, i, j]: node j is node i or an ancestor at most `max_depth` levels above it."""
     B, N = parents.shape
     nodes = jnp.arange(N)
-    # Each turn doubles the ancestors known of a node by those of the farthest one. One parent at a
-    # time would be a chain of lookups, for which XLA's time grows exponentially with its length.
+    # Each turn doubles the known ancestors of a node, by appending those of the farthest one. With
+    # one parent per turn, XLA's compile time would grow exponentially with the depth.
     path = jnp.broadcast_to(nodes[:, None], (B, N, 1))
     farthest = parents
     for _ in range(max_depth.bit_length()):
@@ -163,11 +163,11 @@ def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B 
 
 
 def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
-    """Append the first C nodes of another tree that this one lacks; padding nodes fill the rest.
+    """Append up to C nodes of another tree that this tree lacks, followed by padding nodes.
 
-    Nodes are the same if their paths from the root spell the same tokens, so that siblings stay
-    distinct. A node comes after its parent in the other tree, so no appended node lacks its parent.
-    Each tree is of one source, the other's the second.
+    Nodes are equal if their paths from the root spell the same tokens, so siblings stay distinct.
+    Nodes are appended in the other tree's order, so none lacks its parent. Each tree has a single
+    source; the other tree's source is the second.
     """
     B, N = tree.tokens.shape
     same = _same_nodes(other, tree)
@@ -182,7 +182,7 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
     ours = jnp.argmax(same, axis=2)
     parents = take(jnp.take_along_axis(jnp.where(missing, N + order, ours), other.parents, axis=1))
     above = jnp.take_along_axis(other.mask, node[..., None], axis=1)
-    # Of the nodes above, those that this tree has, and those that are appended with it.
+    # The ancestors that this tree has, and those that are appended.
     shared = (above[..., None] & same[:, None]).any(axis=2)
     appended = jnp.take_along_axis(above, node[:, None], axis=2) & live[:, None]
     alone = jnp.eye(N + count, dtype=bool)[N:]
@@ -192,7 +192,7 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
         deepest = jnp.max(jnp.where(nodes, jnp.arange(nodes.shape[2]), 0), axis=2)
         return jnp.take_along_axis(tree.log_probs, deepest, axis=1)
 
-    # The shared path counts as this tree scores it, the rest as the other does.
+    # The shared part of a path is scored by this tree, the rest by the other.
     further = take(other.log_probs) - score_of_deepest(other, above & same.any(axis=2)[:, None])
     scores = score_of_deepest(tree, shared) + further
 
@@ -211,13 +211,13 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
     )
 
 
-# Tokens, parents, depth and log-probabilities: of the whole trace, and of the nodes kept.
+# Tokens, parents, depth and log-probabilities: of all nodes of the trace, and of the kept nodes.
 _Nodes = tuple[Int[Array, "B M"], Int[Array, "B M"], Int[Array, "B M"], Float[Array, "B M"]]
 _Kept = tuple[Int[Array, "B N"], Int[Array, "B N"], Int[Array, "B N"], Float[Array, "B N"]]
 
 
 def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
-    """Tokens, parents, depth and log-probabilities of the whole trace below the root."""
+    """Tokens, parents, depth and log-probabilities of the root and all nodes of the trace."""
     B, R, X = beams.tokens.shape
     rounds = jnp.arange(R, dtype=jnp.int32)[:, None]
     parents = jnp.where(rounds == 0, 0, 1 + (rounds - 1) * X + beams.parents)
@@ -236,9 +236,9 @@ def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
 
 
 def _keep_final_beams(nodes: _Nodes, tree: TreeConfig) -> _Nodes:
-    """The nodes that a beam of the last round descends from, in their old order.
+    """Move the nodes from which no beam of the last round descends to the end, in order.
 
-    After them the others, with log-probability -inf.
+    Their log-probability is set to -inf.
     """
     tokens, parents, depth, log_probs = nodes
     mask = ancestor_mask(parents, tree.draft_rounds)
@@ -248,14 +248,14 @@ def _keep_final_beams(nodes: _Nodes, tree: TreeConfig) -> _Nodes:
 
 
 def _keep_best(nodes: _Nodes, budget: int) -> _Kept:
-    """The `budget` most likely nodes in their old order."""
+    """Keep the `budget` most likely nodes in their order."""
     *_, log_probs = nodes
     _, best = jax.lax.top_k(log_probs, budget)
     return _take(nodes, jnp.sort(best, axis=1))
 
 
 def _take(nodes: _Nodes, order: Int[Array, "B N"]) -> _Kept:
-    """The nodes of these numbers, in this order, parents renumbered."""
+    """Select nodes by index, in the given order, and renumber parents."""
     tokens, parents, depth, log_probs = (
         jnp.take_along_axis(values, order, axis=1) for values in nodes
     )
@@ -265,14 +265,14 @@ def _take(nodes: _Nodes, order: Int[Array, "B N"]) -> _Kept:
 
 
 def _same_nodes(tree: TokenTree, other: TokenTree) -> Bool[Array, "B N M"]:
-    """Which nodes of two trees below the same root spell the same path."""
+    """Return which nodes of two trees with the same root have the same path."""
 
     def equal(ours: Int[Array, "B N"], theirs: Int[Array, "B M"]) -> Bool[Array, "B N M"]:
         return ours[:, :, None] == theirs[:, None, :]
 
     depth = equal(tree.depth, other.depth)
     alike = depth & equal(tree.tokens, other.tokens)
-    # Two paths of one length are the same if they are alike at every depth: count where they are.
+    # Two paths of one length are equal if they agree at every depth, so count the agreements.
     pairs = jnp.einsum("BNK,BKL->BNL", tree.mask.astype(jnp.float32), alike.astype(jnp.float32))
     pairs = jnp.einsum("BNL,BML->BNM", pairs, other.mask.astype(jnp.float32))
     live = (tree.tokens >= 0)[:, :, None] & (other.tokens >= 0)[:, None, :]

@@ -1,4 +1,4 @@
-"""What the next program reads or decodes, as arrays of NumPy."""
+"""The NumPy inputs of the next prefill or decode program."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from redrafter_jax.engine.scheduler import Row
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import Controls
 
-# Tokens of a bias, so that one program serves nearly all; of more the next power of two.
+# Minimum width of the bias arrays, so that one program serves most requests; doubled as needed.
 _BIASES = 512
 
 
@@ -26,12 +26,13 @@ def make_row(
     stop_tokens: tuple[int, ...],
     stop_width: int | None = None,
 ) -> Row:
-    """A request, checked as `generate` checks its own; `stop_tokens` are for one that gives none.
+    """Check a request as `generate` does, and return it as a row.
 
-    A request may have `stop_width`, E, of them; None stands for as many as these need.
+    `stop_tokens` is the default for requests without stop tokens. `stop_width` is E, the maximum
+    number of stop tokens; None uses as many as this request needs.
 
     Raises:
-      InputError: something in it does not fit the target, or it has too many stop tokens.
+      InputError: a value does not fit the target, or there are too many stop tokens.
     """
     stops = stop_tokens if request.stop_tokens is None else request.stop_tokens
     prompt, limit, seed, sampling, *_ = request
@@ -48,20 +49,20 @@ def make_row(
 
 
 def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
-    """What idle places of a prefill pass read, with as many stop tokens as a request may have."""
+    """The row that idle places of a prefill pass read, with the maximum number of stop tokens."""
     return make_row(target, -1, Request([0], 1, 0), (*stop_tokens, *[0] * OWN_STOPS))
 
 
 def beginnings(
     slots: Sequence[Row | None], admitted: Mapping[int, int], part: int, shape: tuple[int, int]
 ) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, "G S"]]:
-    """The rows whose beginning is in the cache already, and the tokens of their texts.
+    """Rows whose first tokens are already cached, and these tokens.
 
     Args:
-      slots: all of them.
-      admitted: by place in the pass, the slots of requests that are new to it.
-      part: number of slots on each part of the mesh.
-      shape: G, places of the pass, and S, slots of the buffer of tokens.
+      slots: all slots.
+      admitted: slots of newly admitted requests, by place in the pass.
+      part: number of slots per shard of the mesh.
+      shape: G, places of the pass, and S, size of the token buffer.
     """
     rows, tokens = np.full(shape[0], part, np.int32), np.zeros(shape, np.int32)
     for at, index in admitted.items():
@@ -79,17 +80,17 @@ def next_chunk(
     shape: tuple[int, int],
     idle: Row,
 ) -> Chunk:
-    """The next chunk of some prompts, which the slots count as cached from now on.
+    """Build the next chunk of some prompts, and count its tokens as cached.
 
     Args:
-      slots: all of them.
-      places: by place in the pass, the slot that is read for.
-      part: number of slots on each part of the mesh.
+      slots: all slots.
+      places: slot to read for, by place in the pass.
+      part: number of slots per shard of the mesh.
       shape: G, places of the pass, and C, tokens of a chunk.
-      idle: what the other places read.
+      idle: row that the other places read.
     """
     G, C = shape
-    # A row past the last one is none.
+    # Row `part` is out of range: an idle place.
     rows, begins = np.full(G, part, np.int32), np.zeros(G, np.int32)
     is_new = np.zeros(G, bool)
     tokens = np.zeros((G, C + 1), np.int32)
@@ -112,12 +113,12 @@ def next_chunk(
 def controls_of(
     config: TargetConfig, requests: Mapping[int, Request], rows: int
 ) -> Controls | None:
-    """What requests ask for that depends on their texts, as NumPy's arrays; None if nothing.
+    """Text-dependent sampling controls of requests, as NumPy arrays; None if no request has any.
 
     Args:
-      config: of the target.
-      requests: by place in a batch.
-      rows: places of the batch; those without a request ask for nothing.
+      config: config of the target.
+      requests: requests by place in the batch.
+      rows: number of places; places without a request have no controls.
     """
     asked = {at: one.sampling for at, one in requests.items() if one.sampling.adjusts}
     if not asked:
@@ -148,14 +149,14 @@ def controls_of(
 
 
 def _filled(value: int | float, *shape: int) -> Any:
-    """An array of whole numbers or of float32, as the value is."""
+    """Array filled with a value: int32 for an int, float32 for a float."""
     return np.full(shape, value, np.int32 if isinstance(value, int) else np.float32)
 
 
 def first_masks(
     rows: Mapping[int, Row], count: int, vocab_size: int
 ) -> Int[np.ndarray, "G words"] | None:
-    """What may follow the texts at places of a batch of G; None where no grammar says."""
+    """Masks of the tokens allowed next, by place in a batch of G; None if no row has a grammar."""
     matchers = {at: row.matcher for at, row in rows.items() if row.matcher is not None}
     if not matchers:
         return None
@@ -168,12 +169,12 @@ def first_masks(
 def next_batch(
     active: Sequence[int], rows: int, parts: Sequence[range]
 ) -> tuple[Int[np.ndarray, " G"], dict[int, int]]:
-    """The rows that decode as a batch, and by place in it the slots.
+    """Rows of the next decode batch, and the slot at each place.
 
     Args:
-      active: slots that decode.
-      rows: G, places of the batch, enough for them; as many as slots, or fewer.
-      parts: the slots of each part of the mesh.
+      active: slots to decode.
+      rows: G, places of the batch, at least the number of active slots.
+      parts: slots of each shard of the mesh.
     """
     size = len(parts[0])
     batch = np.full(rows, size, np.int32)
@@ -181,7 +182,7 @@ def next_batch(
     for number, part in enumerate(parts):
         own = [index for index in active if index in part]
         for at, index in enumerate(own, start=number * rows // len(parts)):
-            # Where all rows decode, each has its own place.
+            # In a batch of all rows, the place is the slot.
             place = index if rows == size * len(parts) else at
             batch[place], places[place] = index - part.start, index
     return batch, places

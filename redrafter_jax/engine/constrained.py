@@ -1,8 +1,8 @@
-"""Requests that are held to grammars, and their steps: two programs with the host between them.
+"""Requests constrained by grammars: a step is two programs, with host code between them.
 
-What a grammar allows after each node is known to the host alone. So where a row is held to one, a
-step of its batch proposes trees in one program and decides them in another; all other steps go on
-without the host, as `device.decode_rows` has them.
+Only the host can compute the tokens that a grammar allows after each node. So a step of a batch in
+which a row has a grammar proposes trees in one program and decides them in another. All other steps
+run without the host, in `device.decode_rows`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,16 +38,16 @@ def hold(
     grammars: PerRow[Grammar | CompiledGrammar | None],
     tokenizer: Any,
 ) -> list[Request]:
-    """The requests, each held to its grammar.
+    """Return the requests with their compiled grammars.
 
     Args:
-      config: of the target.
+      config: config of the target.
       requests: from `check_batch`.
       grammars: one for all rows, or one per row; None for none.
-      tokenizer: from `load_tokenizer`; compiled grammars need none.
+      tokenizer: from `load_tokenizer`; not needed for compiled grammars.
 
     Raises:
-      InputError: a grammar cannot be used, or there is no tokenizer for it.
+      InputError: a grammar cannot be used, or needs a tokenizer.
     """
     rows = len(requests)
     compilers: dict[tuple[int, ...], GrammarCompiler] = {}
@@ -58,7 +58,7 @@ def hold(
             backend = getattr(tokenizer, "backend_tokenizer", None)
             if backend is None:
                 raise InputError(
-                    "grammars are over a tokenizer's tokens; give tokenizer=load_tokenizer(target)."
+                    "grammars need a tokenizer; give tokenizer=load_tokenizer(target)."
                 )
             stops = request.stop_tokens or ()
             if stops not in compilers:
@@ -76,16 +76,16 @@ def hold(
 def check_grammar(
     config: TargetConfig, grammar: CompiledGrammar, sampling: SamplingConfig, stops: Sequence[int]
 ) -> None:
-    """Refuse a grammar that a request cannot be held to.
+    """Raise an error if a request cannot use a grammar.
 
     Args:
-      config: of the target.
+      config: config of the target.
       grammar: the grammar.
-      sampling: the request's.
-      stops: tokens that end the request.
+      sampling: sampling settings of the request.
+      stops: stop tokens of the request.
 
     Raises:
-      InputError: it is another target's, or something else ends the text.
+      InputError: the grammar has another vocabulary, or other settings decide where the text ends.
     """
     if grammar.vocab_size != config.vocab_size:
         raise InputError(
@@ -94,13 +94,13 @@ def check_grammar(
         )
     if not grammar.end_tokens <= set(stops):
         raise InputError(
-            "The request is held to a grammar, but not all tokens that end the grammar's texts "
-            "end it; leave its stop tokens out."
+            "The request has a grammar whose end tokens are not all among its stop tokens; leave "
+            "its stop tokens out."
         )
     if sampling.min_tokens:
         raise InputError(
-            f"min_tokens is {sampling.min_tokens}, but a grammar says where its text ends; leave "
-            "min_tokens out."
+            f"min_tokens is {sampling.min_tokens}, but a grammar decides where its text ends; "
+            "leave min_tokens out."
         )
 
 
@@ -116,21 +116,21 @@ def step_in_two(
     tree: TreeConfig | None,
     top: int | None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
-    """One step of a batch in which grammars hold some rows; the others are free.
+    """Run one step of a batch in which some rows have grammars.
 
     Args:
       target: the target model.
       drafter: the drafter.
-      state: of B rows, donated.
-      rows: who decodes, by place in the batch.
-      batch: as `rows` of `decode_rows`, placed on the mesh.
-      controls: as in `decode_rows`, placed.
-      masks: bits of the tokens that may follow each text.
+      state: decode state of B rows, donated.
+      rows: decoding rows by place in the batch.
+      batch: `rows` of `decode_rows`, placed on the mesh.
+      controls: as in `decode_rows`, placed on the mesh.
+      masks: bit masks of the tokens allowed after each text.
       tree: the shape of the trees; None is the root alone.
       top: as in `read_rows`.
     """
     mesh, V = target.mesh, target.config.vocab_size
-    # One alone the drafter finds by the mask.
+    # A single forced token needs no extra node: the drafter finds it by the mask.
     most = longest_path(tree) - 1
     forced = _forced_tokens(rows, len(masks), most if most > 1 else 0)
     asked = batch, controls
@@ -153,17 +153,17 @@ def propose_rows(
     *,
     tree: TreeConfig | None,
 ) -> TokenTree:
-    """The trees of the next step of some rows.
+    """Propose the trees of the next step for some rows.
 
     Args:
       target: the target model.
-      drafter: the drafter, which may see what may follow the roots.
-      state: of B rows, not donated.
+      drafter: the drafter; it sees the masks after the roots.
+      state: decode state of B rows, not donated.
       rows: as in `decode_rows`.
       controls: as in `decode_rows`.
-      masks: bits of the tokens that may follow each root.
-      forced: the tokens that must follow it, padded with -1. They are nodes of the tree too; F is
-        below P, and 0 where the root is alone.
+      masks: bit masks of the tokens allowed after each root.
+      forced: tokens that must follow each root, padded with -1; they become nodes of the tree. F is
+        less than P, and 0 if the tree is the root alone.
       tree: the shape of the trees; None is the root alone.
     """
     decoder, V = target.merge(), target.config.vocab_size
@@ -178,7 +178,7 @@ def propose_rows(
     chain = chain_tree(batch.root, forced, jnp.ones(len(rows), bool))
     chain = pad_nodes(chain, chain.tokens >= 0)
     merged = merge_trees(drafted, chain, count)
-    # Of a source of their own, which comes after the others.
+    # Forced nodes have a source of their own, whose index follows those of `SOURCES`.
     added = jnp.arange(merged.tokens.shape[1]) >= drafted.tokens.shape[1]
     origin = jnp.where(added & (merged.origin >= 0), len(SOURCES), merged.origin)
     merged = merged._replace(origin=origin)
@@ -199,17 +199,17 @@ def decide_rows(
     tree: TreeConfig | None,
     top: int | None = None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
-    """The step that these trees were proposed for, as `decode_rows` with one step.
+    """Verify proposed trees and finish their step, as `decode_rows` does for one step.
 
     Args:
       target: the target model.
       drafter: the drafter.
-      state: of B rows, as it was when the trees were proposed, donated.
+      state: decode state of B rows at the time of the proposal, donated.
       rows: as in `decode_rows`.
       controls: as in `decode_rows`.
-      drafted: the trees.
-      masks: bits of the tokens that may be chosen at each node.
-      tree: the shape by which the trees were proposed.
+      drafted: the proposed trees.
+      masks: bit masks of the tokens allowed at each node.
+      tree: the shape of the proposed trees.
       top: as in `read_rows`.
     """
     decoder, V = target.merge(), target.config.vocab_size
@@ -234,7 +234,7 @@ def _batch_of(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
 
 
 def _forced_tokens(rows: Mapping[int, Row], count: int, most: int) -> Int[np.ndarray, "G F"]:
-    """The tokens that must follow these texts, F at most, padded with -1."""
+    """Tokens that must follow the texts, at most `most` = F per row, padded with -1."""
     forced = np.full((count, most), -1, np.int32)
     for at, row in rows.items():
         tokens = [] if row.matcher is None or not most else row.matcher.forced(most)
@@ -248,7 +248,7 @@ def _node_masks(
     parents: Int[np.ndarray, "G N"],
     vocab_size: int,
 ) -> Int[np.ndarray, "G N words"]:
-    """What may follow each node of the rows' trees."""
+    """Bit masks of the tokens allowed at each node of the rows' trees."""
     masks = np.full((*tokens.shape, -(-vocab_size // 32)), -1, np.int32)
     for at, row in rows.items():
         if row.matcher is not None:

@@ -1,8 +1,8 @@
-"""Rows of one decode state that requests take one by one: the device's side of the engine.
+"""The device side of the engine: programs on a decode state whose rows serve changing requests.
 
-Nothing here knows a queue: the caller says what is read for which rows, and which rows decode.
-Shapes follow from the sizes alone, so that nothing is compiled for a new request. On a mesh each
-device's part of the state numbers its own rows from 0.
+The programs know no queue: the caller says which rows read which tokens, and which rows decode.
+Shapes depend on sizes alone, so new requests compile nothing. On a mesh, each device numbers the
+rows of its shard from 0.
 """
 
 import math
@@ -31,15 +31,16 @@ Tree = TypeVar("Tree")
 
 
 class Chunk(NamedTuple):
-    """What one pass reads: C tokens of the prompts of G rows.
+    """The input of one prefill pass: C tokens of the prompts of G rows.
 
     Attributes:
-      rows: row of the state at each place, B for none. Where G is B, row i or none is at place i.
+      rows: row of the state at each place, B for an idle place. If G is B, place i is row i or
+        idle.
       begins: position of the first token that is read.
       is_new: whether nothing of the request has been read before.
-      following: the token after the chunk, where the prompt goes on.
+      following: the token after the chunk, if the prompt is longer.
       speculates: whether trees are drafted for the row.
-      requests: with the tokens from `begins` on alone; past the end of the prompt padding.
+      requests: the requests; their tokens start at `begins`, padded past the end of the prompt.
     """
 
     rows: Int[Array, " G"]
@@ -58,16 +59,16 @@ def empty_rows(
     stop_width: int,
     pages: int | None = None,
 ) -> DecodeState:
-    """A state of B rows that are all done, with nothing in them.
+    """Create an empty state of B rows that are all done.
 
     Args:
       target: the target model.
       drafter: the drafter that will read and propose.
       rows: B.
-      slots: S, tokens that a row may come to.
-      stop_width: E, stop tokens that a row may have.
-      pages: pages of the cache, over all devices along `data`; None for S slots of every row. On a
-        mesh or with any other number the table says nothing yet.
+      slots: S, maximum number of tokens of a row.
+      stop_width: E, maximum number of stop tokens of a row.
+      pages: cache pages over all devices along `data`; None for S slots per row. On a mesh, or with
+        any other number of pages, the page table is not set.
     """
     if target.mesh is None:
         return _empty(target, drafter, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
@@ -76,7 +77,7 @@ def empty_rows(
     def zeros(leaf: Any, sharding: Any) -> Array:
         return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
 
-    # Each device makes its own part: no one could hold the whole.
+    # Each device creates its own shard: the whole state may not fit one device.
     state = jax.tree.map(zeros, shapes, shardings(shapes, target.mesh))
     return state._replace(done=~state.done)
 
@@ -89,13 +90,13 @@ def row_shapes(
     stop_width: int,
     pages: int | None = None,
 ) -> DecodeState:
-    """The shapes of what `empty_rows` makes; the models may be shapes too."""
+    """Shapes of the state that `empty_rows` creates; the models may be shapes too."""
     make = partial(_empty, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
     return jax.eval_shape(make, target, drafter)
 
 
 def page_bytes(target: Target, drafter: Drafter) -> int:
-    """Bytes that a page of all layers, the drafter's too, takes on each device that holds it."""
+    """Bytes per page on each device that holds it, over all layers, including the drafter's."""
     parts = data_shards(target.mesh)
     cache = row_shapes(target, drafter, parts, PAGE, 1, pages=parts).cache
     layers = cache.keys + cache.values
@@ -142,8 +143,8 @@ def _empty(
 def write_texts(
     target: Target, state: DecodeState, rows: Int[Array, " G"], texts: Int[Array, "G S"]
 ) -> DecodeState:
-    """The state with other tokens in some rows, B for none: those whose cache is shared."""
-    del target  # it tells the mesh
+    """Overwrite the tokens of some rows whose cache is shared; row B is ignored."""
+    del target  # only used by `per_shard`, for the mesh
     return state._replace(tokens=state.tokens.at[rows].set(texts, mode="drop"))
 
 
@@ -160,33 +161,33 @@ def read_rows(
     top: int | None = None,
     prompt_top: int | None = None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
-    """One pass over prompts; where it reaches the end of one, the row's first token is chosen.
+    """Run one prefill pass, and choose the first token of rows whose prompts end in it.
 
-    Until then a row is done, and its cache holds what has been read.
+    Until its prompt ends, a row is done, and its cache holds what has been read.
 
     Args:
       target: the target model.
-      drafter: the drafter, which reads the prompts too.
-      state: of B rows, donated.
-      chunk: what is read.
-      controls: of the G rows; None where none asks for any.
-      masks: bits of the tokens that may come first; None for all.
-      top: M, how many of the most likely tokens are reported of each place; None reports no
+      drafter: the drafter, which also reads the prompts.
+      state: decode state of B rows, donated.
+      chunk: the tokens to read.
+      controls: controls of the G rows; None if no row has any.
+      masks: bit masks of the tokens allowed first; None for all tokens.
+      top: M, number of most likely tokens to report per position; None reports no
         log-probabilities.
-      prompt_top: the same for the prompts' own tokens.
+      prompt_top: the same for the prompt's own tokens.
 
     Returns:
-      The state; what the G rows gained in this one call, a token or none; which of them have ended.
+      The state; the gains of the G rows in this one call, 0 or 1 token each; which rows have ended.
     """
     rows, begins, is_new, following, speculates, requests = chunk
     B, C, V = len(state.done), requests.tokens.shape[1], target.config.vocab_size
     live, lengths = rows < B, requests.lengths
     old = state if len(rows) == B else take_rows(state, rows)
-    # A row that reads nothing has no text, as far as the pass goes.
+    # For the pass, a row that reads nothing has an empty text.
     start, ends = (jnp.where(live, one, 0) for one in (begins, lengths))
     fresh = jnp.concatenate([requests.tokens, following[:, None]], axis=1)
     decoder = target.merge()
-    # What the request before it left is another text's.
+    # A new request starts with an empty drafter state, not with the previous request's.
     sampling = requests.sampling
     if masks is not None:
         sampling = sampling._replace(allowed=unpack_bits(masks[:, None], V))
@@ -244,7 +245,7 @@ def read_rows(
     return state, (gains, finished & done)
 
 
-# What a row that reads nothing keeps as it is; its tokens and its cache are not written.
+# Fields that an idle row keeps; its tokens and its cache are not written in the first place.
 _SMALL = ("root", "speculates", "done", "limits", "stop_tokens", "sampling", "own")
 
 
@@ -262,23 +263,24 @@ def decode_rows(
     steps: int,
     top: int | None = None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
-    """Decode steps of some rows, as a batch of G, until all are done; the others do not change.
+    """Run decode steps of some rows, as a batch of G, until all of them are done.
 
-    Where no row is asked for, all steps are taken, to be timed.
+    Other rows do not change. If all places are idle, all steps are run, for timing.
 
     Args:
       target: the target model.
-      drafter: the drafter, which reads what is decided, whatever the tree.
-      state: of B rows, donated.
-      rows: which rows, B for none. Where G is B, row i or none is at place i.
-      most: steps at most, X or fewer.
+      drafter: the drafter; it reads the decided tokens, whatever the tree.
+      state: decode state of B rows, donated.
+      rows: row of the state at each place, B for an idle place. If G is B, place i is row i or
+        idle.
+      most: maximum number of steps, at most X.
       controls: as in `read_rows`.
       tree: the shape of the trees; None is the root alone.
-      steps: X, steps for which there is room in what is returned.
+      steps: X, number of steps for which the result has room.
       top: as in `read_rows`.
 
     Returns:
-      The state; what the G rows gained in each of X calls; which of them have ended.
+      The state; the gains of the G rows in each of X calls; which rows have ended.
     """
     B, V = len(state.done), target.config.vocab_size
     all_rows = len(rows) == B
@@ -302,7 +304,7 @@ def decode_rows(
 
 
 def with_controls(batch: DecodeState, controls: Controls | None, vocab_size: int) -> DecodeState:
-    """Rows whose sampling knows what their texts make of their controls."""
+    """Set the rows' `Sampling.adjustment` from their controls and texts."""
     if controls is None:
         return batch
     decided, stops = batch.cache.lengths + 1, batch.stop_tokens
@@ -318,7 +320,7 @@ def _adjusted(
     stop_tokens: Int[Array, "G E"],
     vocab_size: int,
 ) -> Sampling:
-    """The rows' sampling with what their texts, of these lengths, make of their controls."""
+    """Set `Sampling.adjustment` from controls and texts of the given lengths."""
     if controls is None:
         return sampling
     adjustment = adjustment_of(controls, tokens, lengths, stop_tokens, vocab_size)
@@ -332,9 +334,9 @@ def _loop(
     steps: int,
     rehearsed: Bool[Array, ""],
 ) -> tuple[DecodeState, Gains]:
-    """Up to `most` of X steps while a row is not done, and the gains of all X, zero past the end.
+    """Run up to `most` of X steps until all rows are done; returns the gains of X steps.
 
-    All of them if it is `rehearsed`.
+    Gains past the last step are zero. If `rehearsed`, the steps run even if all rows are done.
     """
     _, shapes = jax.eval_shape(step, state)
     room = jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape), leaf.dtype), shapes)
@@ -354,7 +356,7 @@ def _loop(
 
 
 def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
-    """Rows of one tree of arrays or of the other."""
+    """Select rows from one pytree or the other."""
 
     def choose(new: Shaped[Array, "G ..."], old: Shaped[Array, "G ..."]) -> Array:
         return jnp.where(on.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
@@ -363,14 +365,14 @@ def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
 
 
 def take_rows(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
-    """The state of these rows, in the pages of all; a number past the last stands for the last."""
-    # A barrier: XLA for CPUs would gather where they are read, and so copy all rows before a write.
+    """Gather rows of the state; the pages stay shared. Out-of-range rows read the last row."""
+    # Barrier: XLA for CPUs would fuse the gather with its readers, and copy all rows before writes.
     picked = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], _by_row(state)))
     return state._replace(**picked, cache=rows_of(state.cache, rows))
 
 
 def put_rows_back(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
-    """The state with these rows in place of some of its own; B and above for none."""
+    """Scatter rows back into the state; rows of B and above are dropped."""
 
     def put(ours: Shaped[Array, "B ..."], new: Shaped[Array, "G ..."]) -> Shaped[Array, "B ..."]:
         return ours.at[rows].set(new, mode="drop")
@@ -380,5 +382,5 @@ def put_rows_back(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]
 
 
 def _by_row(state: DecodeState) -> dict[str, Any]:
-    """All but the cache."""
+    """All fields but the cache."""
     return {name: part for name, part in state._asdict().items() if name != "cache"}

@@ -1,6 +1,6 @@
-"""Continuous batching: requests come and go while others are decoded, and none changes another.
+"""Continuous batching: requests join and leave the batch while other requests are decoded.
 
-What is decided for a request depends on nothing but the request, as in `generate`.
+The tokens of a request depend on nothing but the request, as in `generate`.
 """
 
 import time
@@ -42,57 +42,59 @@ from redrafter_jax.types import NO_CHOICE, SOURCES, DecodeState
 if TYPE_CHECKING:
     from redrafter_jax.engine.mirror import Mirror
 
-# The first one compiles.
+# Turns over all programs; the first turn compiles.
 _WARM_UP_TURNS = 4
-# How many requests that ended last tell the pace.
+# Number of recently ended requests from which the pace is estimated.
 _RECENT = 64
 
 
 class Engine:
-    """A fixed number of slots and of pages that requests share, and the queue before them.
+    """A fixed number of slots and cache pages shared by requests, with a queue.
 
-    Everything that decodes asks one: `generate`, `stream`, the commands, the server, regeneration
-    and evaluation. It belongs to one thread. On a mesh of several processes each runs one, with the
-    same requests in the same order, without deadlines and with one `TreeConfig`.
+    All decoding goes through an engine: `generate`, `stream`, the commands, the server,
+    regeneration and evaluation. An engine is used from one thread. On a mesh of several processes
+    each process runs one, with the same requests in the same order, without deadlines and with one
+    `TreeConfig`.
 
     Attributes:
-      adaptive: whether a tree gives way to plain decoding.
+      adaptive: whether the engine may decode without drafting while a tree does not pay.
       longest_path: P of the largest tree.
-      steps_per_call: decode steps that one `advance` takes at most; each value compiles.
-      counters: sums over all requests.
-      on_admission: called with a request's number when it gets its first slot, before its prompt is
-        read, and with how many of the prompt's tokens the cache holds already.
+      steps_per_call: maximum number of decode steps per `advance`; each value compiles.
+      counters: totals over all requests.
+      on_admission: callback for a request's first slot, before its prompt is read; called with the
+        request's number and the number of its prompt tokens that are already cached.
 
     Args:
       target: the target model.
       drafter: as in `generate`.
-      tree: the shape of the trees, or the tuner's table, of which the tree is taken for the number
-        of rows that decode and their temperature; None is the drafter's default.
-      adaptive: whether a tree gives way to plain decoding while it gains less than it costs; None
-        is True unless `tree` is one `TreeConfig`.
+      tree: the shape of the trees, or the tuner's table, from which the tree is chosen by the
+        number of decoding rows and their mean temperature; None is the drafter's default.
+      adaptive: whether to decode without drafting while a tree gains less than it costs; None means
+        True unless `tree` is a `TreeConfig`.
       slots: B, rows that decode together; a multiple of the mesh's `data`.
-      context_length: tokens that a request may come to, its prompt included.
-      cache_memory: bytes of the cache on each device, in pages of 64 tokens that all texts share;
-        None for as many as all slots may need. Requests wait while there are too few; where a text
-        that goes on finds none, the request that came last gives up its slot and goes on later.
-      queue_limit: requests that may wait beyond those that free slots can take, of which there are
-        none while pages are lacking; None for no limit.
-      stop_tokens: tokens that end a row; None takes the target's.
-      steps_per_call: decode steps between two looks at what has ended; None for as many as a text
-        may need.
-      prefill_chunk: tokens of a prompt that are read in one pass; None takes what suits the
-        platform.
-      prefill_rows: prompts that are read together, on each part of `data`. Where it is more than 1,
+      context_length: maximum number of tokens of a request, prompt included.
+      cache_memory: bytes of cache per device, in pages of 64 tokens that all requests share; None
+        for as many pages as all slots can need. Requests wait while too few pages are free. If
+        none is left for a running request, the last request by rank gives up its slot and resumes
+        later.
+      queue_limit: maximum number of waiting requests, not counting those that free slots can take
+        next (none while pages are lacking); None for no limit.
+      stop_tokens: default stop tokens; None uses the target's.
+      steps_per_call: decode steps between two checks for finished rows; None for as many as a text
+        can need.
+      prefill_chunk: prompt tokens that are read per prefill pass; None uses the platform's default.
+      prefill_rows: prompts that are read together, on each shard along `data`. If more than 1,
         prompts wait for each other while rows decode.
-      row_counts: numbers of rows, beside all, for which decoding is compiled, so that a few active
-        ones cost less. None takes the table's batch sizes; without a table, the mesh's `data`.
-      top_log_probs: how many of the most likely tokens are reported beside each token and its
-        log-probability; None reports neither.
-      clock: gives seconds, for deadlines.
-      mirror: the next trees are drafted while the target verifies, in every step and for all rows
-        together; None drafts them after it.
+      row_counts: batch sizes besides B for which decoding is compiled, so that few active rows cost
+        less. None uses the table's batch sizes, or without a table the mesh's `data`.
+      top_log_probs: number of most likely tokens to report with each token and its log-probability;
+        None reports no log-probabilities.
+      clock: function that returns seconds, for deadlines.
+      mirror: settings for drafting the next trees while the target verifies, in every step and for
+        all rows together; None drafts them after verification.
 
     Raises:
+      InputError: a size is out of range, or the models do not fit each other.
       InputError: a size is not possible, or the models do not fit each other.
     """
 
@@ -169,9 +171,10 @@ class Engine:
         self._scheduler = Scheduler(slots, shards, pages, width, prefill_rows, lookahead(bound))
         self._ended: list[Event] = []
         self._submitted = 0
-        # Whether the last `advance` came to its end.
+        # Whether the last `advance` ran to its end.
         self._whole = True
-        # When there was nothing to do, and since then when slots became free.
+        # Times at which slots became free; estimates the wait for `QueueFull`. The first entry is
+        # the time at which the engine last became busy, while it is within the deque.
         self._ends: deque[float] = deque(maxlen=_RECENT + 1)
         self._runner = Runner(
             target,
@@ -197,7 +200,7 @@ class Engine:
 
     @property
     def mirror(self) -> "Mirror | None":
-        """What drafts while the target verifies; None where nothing does."""
+        """The mirror decoder, which drafts while the target verifies; None without `mirror`."""
         return self._runner.mirror
 
     @property
@@ -207,68 +210,68 @@ class Engine:
 
     @property
     def vocab_size(self) -> int:
-        """V of the target."""
+        """V, the target's vocabulary size."""
         return self.target.config.vocab_size
 
     @property
     def stop_width(self) -> int:
-        """E, stop tokens that a request may have."""
+        """E, the maximum number of stop tokens of a request."""
         return self._runner.stop_width
 
     @property
     def intact(self) -> bool:
-        """Whether the last `advance` came to its end, so that host and device agree."""
+        """Whether the last `advance` ran to its end, so that host and device agree."""
         return self._whole and not self.state.root.is_deleted()
 
     @property
     def state(self) -> DecodeState:
-        """The state between two calls; the next one donates its arrays."""
+        """The decode state; the next `advance` donates its arrays."""
         return self._runner.state
 
     @property
     def active(self) -> int:
-        """Requests that have a slot."""
+        """Number of requests that have a slot."""
         return self._scheduler.active
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Number of requests that wait for a slot."""
         return len(self._scheduler.queue)
 
     @property
     def pages(self) -> int:
-        """Pages of the cache, over all devices along `data`."""
+        """Number of cache pages, summed over all devices along `data`."""
         return sum(pool.size for pool in self._scheduler.pools)
 
     @property
     def pages_used(self) -> int:
-        """How many of them the texts of requests that run have."""
+        """Number of pages that running requests use."""
         return sum(pool.used for pool in self._scheduler.pools)
 
     @property
     def preemptions(self) -> int:
-        """How often a request has given up its slot, to go on later, because pages ran out."""
+        """Number of times that a request lost its slot, to resume later, because pages ran out."""
         return self._scheduler.preemptions
 
     @property
     def busy(self) -> bool:
-        """Whether the next `advance` has something to do or to tell."""
+        """Whether the next `advance` has work to do or events to report."""
         return bool(self.waiting or self._ended or self.active)
 
     def warm_up(self, proceed: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
-        """Compile everything, and time a step of each program.
+        """Compile all programs, and time a decode step of each.
 
         Args:
-          proceed: called before each program with how many are ready, and of how many; False ends
-            it.
+          proceed: called before each program with the number of compiled programs and their total;
+            return False to stop.
 
         Raises:
-          InputError: a request has been submitted.
+          InputError: a request has already been submitted.
         """
         if self._submitted:
             raise InputError("warm_up comes before the first request; make another engine.")
-        count = len(self._trees.programs) + 1  # prefill, too
-        # From the second turn on the state is what these programs leave behind.
+        count = len(self._trees.programs) + 1  # plus prefill
+        # From the second turn on, the programs run on the state that they themselves return.
         for turn in range(_WARM_UP_TURNS):
             self._runner.write({})
             jax.block_until_ready(self._runner.read(Pass({}, {})).result)
@@ -284,20 +287,20 @@ class Engine:
             self.mirror.counts = MirrorCounts()
 
     def submit(self, request: Request) -> int:
-        """Let a request wait for a slot, behind those that came before.
+        """Add a request to the queue, behind earlier requests of the same priority.
 
         Returns:
-          Its number.
+          The request's number.
 
         Raises:
-          InputError: it can never run: something in it does not fit the target or a slot.
-          QueueFull: too many wait.
+          InputError: the request can never run: a value does not fit the target or the slots.
+          QueueFull: too many requests wait.
         """
         row = make_row(self.target, self._submitted, request, self._stop_tokens, self.stop_width)
         if request.scores_prompt and self._top is None:
             raise InputError(
                 "The request asks for log-probabilities of its prompt, but top_log_probs is None; "
-                "give the engine a number of them, 0 or more."
+                "set the engine's top_log_probs to 0 or more."
             )
         if self.mirror is not None:
             check_mirrored([request])
@@ -313,7 +316,7 @@ class Engine:
             if self.waiting - admitted_next >= self._queue_limit:
                 seconds = (self._clock() - self._ends[0]) / max(1, len(self._ends) - 1)
                 raise QueueFull(
-                    f"{self.waiting} requests wait, as many as may; ask later.", seconds
+                    f"{self.waiting} requests wait, which is the limit; ask later.", seconds
                 )
         if not self.busy:
             self._ends.clear()
@@ -323,26 +326,26 @@ class Engine:
         return row.number
 
     def cancel_all(self) -> None:
-        """End all requests; nobody hears of them again."""
+        """End all requests; no events are reported for them."""
         self._end("cancelled", lambda row: True)
         self._ended = []
 
     def cancel(self, number: int) -> None:
-        """End a request, whose slot is free at once; nothing happens to one that has ended."""
+        """End a request and free its slot at once; does nothing if it has already ended."""
         self._end("cancelled", lambda row: row.number == number)
 
     def advance(self, passes: int | None = 1, steps: int | None = None) -> list[Event]:
         """Admit requests, read prompts, and decode a few steps of the rows whose prompts are read.
 
         Args:
-          passes: prefill passes at most before rows decode; None for all that there are.
-          steps: decode steps at most; None for `steps_per_call`.
+          passes: maximum number of prefill passes before rows decode; None for no maximum.
+          steps: maximum number of decode steps; None for `steps_per_call`.
 
         Returns:
-          What is new, one event for each request with something new.
+          One event for each request with new tokens or that has ended.
 
         Raises:
-          InputError: the call before was interrupted, so that nobody knows what it decided.
+          InputError: the previous call was interrupted, so that its results are unknown.
         """
         if not self.intact:
             raise InputError("The engine was interrupted within a step; make another one.")
@@ -369,7 +372,7 @@ class Engine:
         events = {event.number: event for event in self._ended}
         self._ended = []
         if any(self._scheduler.row(index).matcher for index in self._scheduler.decoding):
-            # What a grammar allows next depends on the first token, which prompts may end with now.
+            # The first masks of a grammar depend on the row's first token, so wait for prefill.
             self._gather(runs, events)
             runs = []
         self._scheduler.grow(gained)
@@ -383,14 +386,14 @@ class Engine:
         return list(events.values())
 
     def _gather(self, runs: Sequence[Run], events: dict[int, Event]) -> None:
-        """Wait for programs, and add what they decided to the events."""
+        """Wait for programs, and add their results to the events."""
         results = to_host([run.result for run in runs])
         finished = time.perf_counter()
         for run, (gains, done) in zip(runs, results, strict=True):
             self._collect(run, gains, done, finished, events)
 
     def _choose(self, active: list[int], most: int) -> tuple[int, TreeConfig | None, int]:
-        """Rows and tree of the program that decodes these slots next, and for how many steps."""
+        """Choose the batch size, tree and number of steps of the next decode program."""
         parts = self._scheduler.parts
         fullest = max(sum(index in part for index in active) for part in parts)
         rows = self._trees.rows_for(fullest * len(parts))
@@ -401,14 +404,14 @@ class Engine:
     def _collect(
         self, run: Run, gains: Gains, done: Any, finished: float, events: dict[int, Event]
     ) -> None:
-        """Add what a program gained to the events."""
+        """Add the results of one program to the events."""
         calls = gained = 0
         for at, index in run.slots.items():
             row = self._scheduler.slots[index]
             if gains.prompt is not None and row is not None:
                 row.add_scores(gains.prompt, at, run.begins[at])
             own_calls = int(np.count_nonzero(gains.counts[at]))
-            # One that lost its slot since then reads its last token once more.
+            # A row that was preempted after dispatch reads its last token again; ignore its result.
             if row is None or not own_calls:
                 continue
             number, request, prompt = row.number, row.request, () if row.calls else row.prompt
@@ -440,17 +443,17 @@ class Engine:
 
     @property
     def sources(self) -> tuple[str, str]:
-        """What proposes tokens, by name, in the order of `SOURCES`."""
+        """Names of the sources of drafted tokens, in the order of `SOURCES`."""
         return self.drafter.name, SOURCES[1]
 
     @property
     def drafted_by(self) -> tuple[str, ...]:
-        """Those of the sources that some tree has nodes of."""
+        """Names of the sources that the trees of this engine use."""
         trees = [tree for tree in self._trees.trees if tree is not None]
         return self.sources[: bool(trees) + any(tree.lookup_tokens > 0 for tree in trees)]
 
     def _end(self, why: str, ends: Callable[[Row], bool]) -> None:
-        """End the requests for which this holds."""
+        """End the requests for which `ends` is true, with the reason `why`."""
         for row in self._scheduler.end(ends):
             self._ended.append(Event(row.number, [], why))
             self._ends.append(self._clock())

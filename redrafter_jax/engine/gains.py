@@ -1,6 +1,6 @@
-"""What target calls gained the rows of a batch, as arrays, and the scores that are reported of it.
+"""Tokens gained by target calls, as arrays, and their reported log-probabilities.
 
-Scores are log-probabilities under the target, before temperature, filters and noise.
+Log-probabilities are those of the target, before temperature, filters and noise.
 """
 
 from math import gcd
@@ -15,18 +15,18 @@ from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import SOURCES, StepTrace, Verified
 
-# Places of a prompt whose scores are computed at once: of a whole chunk they would fill memory.
+# Prompt positions scored at once; the scores of a whole chunk would take too much memory.
 _BLOCK = 16
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens, and of the likeliest ones at their places.
+    """Log-probabilities of tokens, and of the most likely tokens at the same positions.
 
     Attributes:
-      chosen: of the tokens.
-      top_tokens: at each place the M most likely tokens.
-      top: of these.
-      ranks: how many tokens are as likely as each, itself included; of prompts alone.
+      chosen: log-probabilities of the tokens.
+      top_tokens: ids of the M most likely tokens at each position.
+      top: log-probabilities of `top_tokens`.
+      ranks: number of tokens at least as likely as each token, itself included; only for prompts.
     """
 
     chosen: Float[Array, "*places P"]
@@ -36,15 +36,15 @@ class Scores(NamedTuple):
 
 
 class Gains(NamedTuple):
-    """What G rows gained in X target calls, of up to P tokens each.
+    """Gains of G rows in X target calls, of up to P tokens each.
 
     Attributes:
-      counts: how many of the P tokens each call gained; 0 of rows that were done.
-      tokens: the tokens, garbage past the counts.
-      origins: which of `SOURCES` proposed a token, -1 for the target itself.
-      drafted: live nodes that each of `SOURCES` proposed.
-      scores: of the tokens; None where nobody asks.
-      prompt: of the tokens after those of a chunk that was read; None where nobody asks.
+      counts: number of tokens that each call gained; 0 for rows that were done.
+      tokens: gained tokens, garbage past the counts.
+      origins: index into `SOURCES` of a token's source; -1 for the target itself.
+      drafted: number of nodes proposed by each of the O sources, padding excluded.
+      scores: log-probabilities of the tokens; None if not requested.
+      prompt: log-probabilities of the tokens after those of a chunk; None if not requested.
     """
 
     counts: Int[Array, "*places"]
@@ -63,21 +63,21 @@ def gains_of_step(
     top: int | None,
     sources: int = len(SOURCES),
 ) -> Gains:
-    """`Gains` of one decode step.
+    """Compute the `Gains` of one decode step.
 
     Args:
-      active: rows that were not done before it.
-      trace: what it decided.
-      verified: what the target computed.
+      active: rows that were not done before the step.
+      trace: outcome of the step.
+      verified: outputs of the target.
       vocab_size: V.
       top: M; None reports no log-probabilities.
-      sources: O, how many sources of nodes are told apart.
+      sources: O, number of sources to distinguish.
     """
     path = trace.accepted.path
     places = jnp.arange(path.shape[1])
     tokens = jnp.take_along_axis(trace.chosen, path, axis=1)
-    # The choice at a node is the token of the next node on the path, which somebody proposed;
-    # the last choice is the target's bonus.
+    # The choice at a node is the token of the next node on the path, so its source is that node's;
+    # the last choice is the target's bonus token.
     origins = jnp.take_along_axis(trace.tree.origin, jnp.roll(path, -1, axis=1), axis=1)
     origins = jnp.where(places < trace.gained[:, None] - 1, origins, -1)
     by = trace.tree.origin[..., None] == jnp.arange(sources)
@@ -97,7 +97,7 @@ def gains_of(
     vocab_size: int,
     top: int | None,
 ) -> Gains:
-    """`Gains` of one call of the rows."""
+    """Compute the `Gains` of one target call."""
     scores = None
     if top is not None and logits is not None:
         scores = score_tokens(logits, tokens, vocab_size, top)
@@ -107,9 +107,9 @@ def gains_of(
 def score_tokens(
     logits: Float[Array, "G P part"], tokens: Int[Array, "G P"], vocab_size: int, top: int
 ) -> Scores:
-    """The log-probabilities of tokens and of the M = `top` likeliest ones, by the target's scores.
+    """Log-probabilities of tokens and of the M = `top` most likely ones, from the target's scores.
 
-    On a mesh the scores may be a part of V.
+    On a mesh the scores may be a shard of V.
     """
     whole = all_gather(logits, vocab_size)
     top_logits, top_tokens = jax.lax.top_k(whole, top)
@@ -123,12 +123,12 @@ def score_prompt(
     following: Int[Array, "G C"],
     top: int,
 ) -> Scores:
-    """`score_tokens`, with ranks, of the tokens that follow those of a chunk, past its end garbage.
+    """Score the token after each token of a chunk, with ranks; garbage past the end of the prompt.
 
     Args:
       decoder: the target.
-      hidden: its hidden states at the chunk's tokens.
-      following: the token after each.
+      hidden: hidden states at the tokens of the chunk.
+      following: the token after each token.
       top: M.
     """
     G, C = following.shape

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out."""
+"""The requests that an engine takes, and the events that it returns."""
 
 import math
 import weakref
@@ -16,26 +16,26 @@ from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.types import GRAMMAR
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-# Stop tokens, or strings, that a request may have beside the engine's.
+# Number of stop tokens, or of stop strings, that a request may have beyond the engine's.
 OWN_STOPS = 4
 
 
 class Request(NamedTuple):
-    """What one row is asked for.
+    """A request for one row.
 
     Attributes:
       prompt: token ids.
-      max_new_tokens: limit on what is decided.
-      seed: of its noise.
-      sampling: how its tokens are chosen.
-      stop_tokens: that end it; None takes the engine's. There may be `OWN_STOPS` more than those,
-        rounded up to a multiple of 8.
-      deadline: seconds of the engine's clock, past which it ends; infinity for never.
-      speculate: False lets every target call gain one token, as without a drafter.
-      scores_prompt: whether the log-probabilities of the prompt's own tokens are told; it is then
-        read whole, whatever the cache holds of it.
-      grammar: what its text is held to; its end tokens must end the request. None for anything.
-      priority: requests with a lower one come first, whenever they came.
+      max_new_tokens: maximum number of new tokens.
+      seed: random seed of the row.
+      sampling: sampling settings.
+      stop_tokens: tokens that end the row; None uses the engine's. A request may have `OWN_STOPS`
+        more than the engine, rounded up to a multiple of 8.
+      deadline: time of the engine's clock in seconds at which the request ends; infinity for none.
+      speculate: whether to draft; if False, every target call gains one token.
+      scores_prompt: whether to report the log-probabilities of the prompt's tokens; the prompt is
+        then read as a whole, even if the cache holds a part of it.
+      grammar: constraint on the text, whose end tokens must be stop tokens; None is unconstrained.
+      priority: requests with a lower value come first, whenever they were submitted.
     """
 
     prompt: list[int]
@@ -54,16 +54,17 @@ class Token(NamedTuple):
     """A decided token.
 
     Attributes:
-      id: number in the vocabulary.
-      call: number of the target call that decided it, counted from 0, which read the prompt.
-      origin: what proposed it; None for the target's own.
-      log_prob: log-probability under the target at temperature 1 without filters; NaN where the
-        engine was not asked for it.
-      top: the most likely tokens there and their log-probabilities, best first, as many as the
-        engine was asked for.
-      text: that it released, once it is decoded: the texts of all tokens are the answer's.
-      raw: its own bytes in the answer, which may be parts of a character: those of all tokens are
-        the answer's, up to a stop string.
+      id: token id.
+      call: index of the target call that decided the token; call 0 reads the prompt.
+      origin: name of the source that proposed the token; None for the target.
+      log_prob: log-probability under the target at temperature 1 without filters; NaN if the engine
+        reports none.
+      top: the most likely tokens at this position and their log-probabilities, best first; their
+        number is the engine's `top_log_probs`.
+      text: text released by this token, if it is decoded; the concatenation over all tokens is the
+        answer's text.
+      raw: the token's own bytes in the answer, possibly part of a character; the concatenation over
+        all tokens is the answer's bytes, up to a stop string.
     """
 
     id: int
@@ -76,13 +77,13 @@ class Token(NamedTuple):
 
 
 class PromptToken(NamedTuple):
-    """A token of a prompt, from its second one on.
+    """A token of a prompt, other than the first.
 
     Attributes:
-      id: number in the vocabulary.
-      log_prob: log-probability under the target, as a token's.
-      rank: how many tokens are as likely there, itself included; 1 for the likeliest.
-      top: the most likely tokens there, as a token's.
+      id: token id.
+      log_prob: log-probability under the target, as in `Token`.
+      rank: number of tokens at least as likely at this position; 1 for the most likely token.
+      top: the most likely tokens at this position, as in `Token`.
     """
 
     id: int
@@ -92,7 +93,7 @@ class PromptToken(NamedTuple):
 
 
 def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[PromptToken]:
-    """What the scores of a chunk, at one place of a pass, say of the tokens that follow its own."""
+    """Build `PromptToken`s for `tokens`, given the scores of a chunk at place `at` of a pass."""
     assert scores.ranks is not None
     leaves = (scores.chosen, scores.ranks, scores.top_tokens, scores.top)
     columns = (leaf[at][: len(tokens)].tolist() for leaf in leaves)
@@ -103,9 +104,9 @@ def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[Prompt
 
 
 def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Token]:
-    """What one place of a batch gained from call `first` on; `sources` are named as `SOURCES`."""
+    """Build the `Token`s gained at one place of a batch; `first` is the index of its first call."""
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
-    # A row that is done stays so: the calls that gain nothing come last.
+    # A done row stays done, so the calls that gain nothing come last.
     calls = (first + np.nonzero(kept)[0]).tolist()
     origins: list[str | None] = [
         (*sources, GRAMMAR)[by] if by >= 0 else None for by in gains.origins[at][kept].tolist()
@@ -123,11 +124,11 @@ def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> l
 
 
 class Draft(NamedTuple):
-    """What was proposed to one target call of a request.
+    """Counts of drafted nodes for one target call of a request.
 
     Attributes:
-      call: number of the call, as `Token` counts them.
-      nodes: by drafter, live nodes of the tree below its root.
+      call: index of the call, as in `Token`.
+      nodes: number of nodes below the root by source, padding excluded.
     """
 
     call: int
@@ -135,7 +136,7 @@ class Draft(NamedTuple):
 
 
 def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Draft]:
-    """What was drafted for one place of a batch, as `new_tokens` counts its calls."""
+    """Count the nodes drafted for one place of a batch, by call, as in `new_tokens`."""
     calls = np.count_nonzero(gains.counts[at])  # the first ones, as in `new_tokens`
     drafts = []
     for call, counts in enumerate(gains.drafted[at][:calls].tolist()):
@@ -149,17 +150,17 @@ def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> l
 
 
 class Event(NamedTuple):
-    """What one `advance` decided for a request.
+    """The results of one `advance` for a request.
 
     Attributes:
-      number: of the request, from `submit`.
+      number: the request's number, from `submit`.
       decided: new tokens, up to and including the stop token.
-      ended: "stop", "length", "cancelled", "deadline" or, where the target's scores were not
-        numbers, "not numbers", or where the grammar's library has given up, "grammar"; None while
-        it goes on.
-      drafted: what was proposed to the target calls that decided them; a call without proposals
-        has no entry.
-      prompt: with the first tokens, those of the prompt, where the request asks for their scores.
+      ended: the reason for the end: "stop", "length", "cancelled", "deadline", "not numbers" (the
+        target's scores are NaN or infinite) or "grammar" (the grammar's library has given up); None
+        while the request goes on.
+      drafted: counts of drafted nodes for the target calls that decided the tokens; calls without
+        drafts have no entry.
+      prompt: scored tokens of the prompt, with the event of the first tokens, if requested.
     """
 
     number: int
@@ -175,11 +176,11 @@ class Event(NamedTuple):
 
 
 class QueueFull(Exception):  # noqa: N818
-    """As many requests wait as may.
+    """The error for a request that is refused because too many requests wait.
 
     Args:
-      message: that says so.
-      seconds: until another may, at the pace at which requests have ended lately.
+      message: the sentence of the error.
+      seconds: estimated seconds until a request can be accepted, at the recent pace.
     """
 
     def __init__(self, message: str, seconds: float) -> None:
@@ -189,19 +190,19 @@ class QueueFull(Exception):  # noqa: N818
 
 @dataclass
 class Counters:
-    """Sums over all requests since the start.
+    """Totals over all requests since the start.
 
     Attributes:
       steps: decode steps.
-      target_calls: decode steps, each counted for every row that it decoded.
-      gained: tokens that they gained; over `target_calls`, it is the acceptance length.
-      drafted_calls: how many of the target calls had a draft to verify.
-      drafted: by drafter, nodes that it proposed.
-      accepted: by drafter, how many of its tokens were accepted.
-      accepted_at: by depth in the tree, from 1 on, how many drafted tokens were accepted there.
-      prompt_tokens: of the requests that were admitted.
-      reused_tokens: how many of these were in the cache already.
-      prefill_passes: chunks that were read.
+      target_calls: decode steps summed over the rows that each step decoded.
+      gained: tokens gained by these calls; `gained / target_calls` is the acceptance length.
+      drafted_calls: target calls that had drafted tokens to verify.
+      drafted: number of proposed nodes by source.
+      accepted: number of accepted tokens by source.
+      accepted_at: number of accepted drafted tokens by depth in the tree, from 1 on.
+      prompt_tokens: prompt tokens of the admitted requests.
+      reused_tokens: those of `prompt_tokens` that were already in the cache.
+      prefill_passes: prefill passes, each of one chunk per prompt.
       compiled: programs that JAX has compiled in this process since `warm_up` returned.
     """
 
@@ -218,7 +219,7 @@ class Counters:
     compiled: int = 0
 
     def add(self, decided: Sequence[Token], calls: int, drafted: Sequence[Draft]) -> None:
-        """Count what target calls gained a request, and what was drafted for it."""
+        """Add the tokens that target calls gained for a request, and their drafts."""
         self.target_calls += calls
         self.gained += len(decided)
         self.drafted_calls += len(drafted)
@@ -227,7 +228,7 @@ class Counters:
                 self.drafted[name] += nodes
         call, depth = None, 0
         for token in decided:
-            # What a call accepted is a path from a child of the root on.
+            # The tokens of a call are a path that starts at a child of the root.
             depth = depth + 1 if token.call == call else 1
             call = token.call
             if token.origin:
@@ -235,7 +236,7 @@ class Counters:
                 self.accepted_at[depth] += 1
 
     def count_compilations(self, owner: object) -> None:
-        """Count what JAX compiles in this process from now on, while the owner lives."""
+        """Count JAX's compilations in this process from now on, while `owner` lives."""
 
         def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
             del duration_secs, kwargs
@@ -247,14 +248,14 @@ class Counters:
 
 @dataclass
 class MirrorCounts:
-    """How often the drafter was asked, and whether a tree was ready.
+    """Counts of mirror decoding: drafter calls, and how often a tree was ready.
 
     Attributes:
       steps: target calls of the whole batch.
-      ahead: drafter calls beside the target's second part, one in each step.
-      now: drafter calls for which the target waited.
-      outcomes: steps of rows that go on after them.
-      prepared: of these, those whose next tree had been drafted ahead.
+      ahead: drafter calls concurrent with the target's second part, one per step.
+      now: drafter calls that the target had to wait for.
+      outcomes: (step, row) pairs whose row goes on after the step.
+      prepared: those of `outcomes` whose next tree had been drafted ahead.
     """
 
     steps: int = 0
@@ -265,5 +266,5 @@ class MirrorCounts:
 
     @property
     def fallback_rate(self) -> float:
-        """Share of the outcomes for which no tree was ready; 0 where there were none."""
+        """Fraction of `outcomes` for which no tree was ready; 0 if there were none."""
         return 1 - self.prepared / self.outcomes if self.outcomes else 0.0

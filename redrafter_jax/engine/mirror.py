@@ -1,4 +1,4 @@
-"""Mirror decoding from the host: which program runs next, and what crosses between the devices."""
+"""The host side of mirror decoding: the order of programs, and transfers between device groups."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -40,26 +40,26 @@ def check_mirror(
     mirror: MirrorConfig,
     adaptive: bool | None,
 ) -> TreeConfig:
-    """The one tree that is drafted ahead.
+    """Check the arguments of mirror decoding, and return the tree to draft ahead.
 
     Raises:
-      InputError: the target, the drafter or the trees cannot be used so, or devices are missing.
+      InputError: the target, the drafter or the trees are not supported, or devices are missing.
     """
     most = target.config.num_hidden_layers - 1
     if mirror.layer > most:
         raise InputError(
-            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so that it "
-            f"must be from 1 to {most}."
+            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so it must "
+            f"be from 1 to {most}."
         )
     [tree, *others] = trees
     if isinstance(drafter, RootOnly) or tree is None:
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
     if others:
-        raise InputError("mirror drafts one tree ahead, and tree is a table; give a TreeConfig.")
+        raise InputError("tree is a table of trees, but mirror drafts one tree; give a TreeConfig.")
     if tree.mean_nodes is not None:
         raise InputError(
-            f"TreeConfig.mean_nodes is {tree.mean_nodes}, but with mirror every row has its own "
-            "nodes; leave it out."
+            f"TreeConfig.mean_nodes is {tree.mean_nodes}, but mirror does not share nodes between "
+            "rows; leave it out."
         )
     if adaptive:
         raise InputError("adaptive is True, but mirror drafts in every step; leave it out.")
@@ -70,8 +70,8 @@ def check_mirror(
         )
     if data_shards(target.mesh) > 1 or jax.process_count() > 1:
         raise InputError(
-            "mirror decodes a batch on one group of devices, and the mesh splits it; make data 1, "
-            "and use one process."
+            "mirror decodes a batch on one group of devices, but the mesh splits the batch; set "
+            "data to 1, and use one process."
         )
     _drafter_devices(target, mirror)
     return tree
@@ -83,29 +83,29 @@ def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
     if mirror.drafter_devices > len(free):
         raise InputError(
             f"MirrorConfig.drafter_devices is {mirror.drafter_devices}, and {len(free)} devices "
-            "are left beside the target's; give that or fewer."
+            "are left besides the target's; give that or fewer."
         )
     return free[: mirror.drafter_devices]
 
 
 class Mirror:
-    """The drafter's side of an engine's rows, and the steps that both sides take together.
+    """The drafter's rows of an engine, and the steps of target and drafter together.
 
     Attributes:
-      counts: how often the drafter was asked.
-      relay: what reads in the drafter's place on the target's devices.
-      watch: called with the name and the result of every program that a step starts, it returns the
-        result: whoever waits there has the time of each, and no overlap.
+      counts: counts of drafter calls and ready trees.
+      relay: the drafter that takes the real drafter's place on the target's devices.
+      watch: called with name and result of every program that a step starts; returns the result. A
+        callback that waits for the result can time each program, but prevents overlap.
 
     Args:
       target: the target model.
       drafter: the drafter, prepared for the target.
       tree: the shape of the trees.
-      mirror: how they are drafted ahead.
+      mirror: settings for drafting ahead.
       rows: B.
-      slots: S, tokens that a row may come to.
+      slots: S, maximum number of tokens of a row.
       pages: pages of the cache.
-      chunk: C, tokens of a prompt that are read at once.
+      chunk: C, prompt tokens that are read at once.
       top: as in `read_rows`.
     """
 
@@ -128,7 +128,7 @@ class Mirror:
         self.relay = Relay(layers, chunk)
         self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
         mesh, devices = target.mesh, _drafter_devices(target, mirror)
-        # Where arrays of each side lie; None on one group of devices, where nothing crosses.
+        # Shardings of arrays on the target's and on the drafter's devices; None if they are shared.
         self._home: Any = None
         self._away: Any = None
         drafter = drafter.apart()
@@ -155,20 +155,20 @@ class Mirror:
             max_path=tree.max_path,
         )
         self._rows = place(empty, mesh)
-        # The trees of the next step, on the drafter's devices; None where they must be drafted.
+        # Trees of the next step, on the drafter's devices; None if they must still be drafted.
         self._ready: TokenTree | None = None
 
     def commit(self, state: DecodeState) -> DecodeState:
-        """The state as it must be from the first program on, which else would be compiled twice."""
+        """Commit the state to its devices, so that the first program is not compiled twice."""
         return _put(state, self._home) if self._target.mesh is None else state
 
     def read(self, state: DecodeState, chunk: Chunk, live: list[int]) -> None:
-        """Let the drafter read what the target has just read of prompts.
+        """Let the drafter read the tokens that the target has just read.
 
         Args:
-          state: after the pass, with what `relay` keeps of it.
-          chunk: what was read.
-          live: the rows for which something was read.
+          state: state after the pass, which holds the output of `relay`.
+          chunk: the tokens that were read.
+          live: rows that read tokens.
         """
         rows = len(state.done)
         is_new, reads = np.zeros((2, rows), bool)
@@ -185,12 +185,12 @@ class Mirror:
     def decode(
         self, state: DecodeState, rows: Int[np.ndarray, " B"], most: int
     ) -> tuple[DecodeState, tuple[Gains, Any]]:
-        """As `decode_rows` for all rows: steps of some, until they are done.
+        """Decode all rows as `decode_rows` does.
 
         Args:
-          state: of B rows, donated.
-          rows: at place i row i, or B for none.
-          most: steps at most.
+          state: decode state of B rows, donated.
+          rows: row i at place i, or B for an idle place.
+          most: maximum number of steps.
         """
         B = len(rows)
         idle, tree = jnp.asarray(rows >= B), self._tree
@@ -207,7 +207,7 @@ class Mirror:
             inputs = self._target, self.relay, state, nodes
             begun = begin_pass(*inputs, idle, mirror=self._mirror, config=tree)
             first, guessed = self.watch("begin", begun)
-            # The target goes on at once; what the drafter needs crosses beside it.
+            # Dispatch the target's second part first; the drafter's inputs are sent meanwhile.
             completed = complete_pass(*inputs, first, idle, top=self._top)
             state, gained, end = self.watch("complete", completed)
             guessed = self.watch("send guess", self._send(guessed))
@@ -232,7 +232,7 @@ class Mirror:
         return state, (stacked, jax.device_get(state.done))
 
     def _follow(self, state: DecodeState) -> None:
-        """Give the drafter's rows what the engine may have changed of the state."""
+        """Copy to the drafter's rows the fields of the state that the engine may have changed."""
         cache = self._rows.cache
         told = state.tokens, state.speculates, state.sampling, state.cache.table
         told = self._send((*told, state.cache.lengths))
@@ -245,7 +245,7 @@ class Mirror:
         )
 
     def _send(self, tree: Tree) -> Tree:
-        """The arrays on the drafter's devices."""
+        """Copy arrays to the drafter's devices."""
         return _put(tree, self._away)
 
 

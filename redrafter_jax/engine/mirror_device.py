@@ -1,7 +1,7 @@
-"""The programs of mirror decoding: two of the target's devices, four of the drafter's.
+"""The programs of mirror decoding: two on the target's devices, four on the drafter's.
 
-Each is one dispatch, so that the target's second part and the drafter's work ahead run at once
-where they have devices of their own.
+Each program is one dispatch, so that the target's second part and drafting ahead run concurrently
+on separate devices.
 """
 
 from dataclasses import dataclass, field, replace
@@ -48,12 +48,12 @@ from redrafter_jax.types import (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Relay(Drafter):
-    """Stands for a drafter on the target's devices, and hands on what that will read.
+    """A stand-in for a drafter on the target's devices; it relays the input of `read`.
 
     Its state is the last `Decided` of each row.
 
     Attributes:
-      drafter_layers: the target's layers that the drafter reads; None where it reads tokens alone.
+      drafter_layers: target layers that the drafter reads; None if it reads tokens only.
       chunk: C, tokens of a chunk.
     """
 
@@ -82,7 +82,7 @@ class Relay(Drafter):
         return self.without_hidden(decided), cache
 
     def without_hidden(self, decided: Decided) -> Decided:
-        """What is decided, without hidden states where the drafter reads none."""
+        """Drop the hidden states if the drafter does not read them."""
         if self.drafter_layers is not None:
             return decided
         return decided._replace(hidden=decided.hidden[..., :0])
@@ -100,19 +100,19 @@ class Relay(Drafter):
 
 
 class FirstPart(NamedTuple):
-    """A target pass over trees that has come through the first layers, with the step's noise."""
+    """The noise of a step, and a target pass over the trees after its first layers."""
 
     noise: Float[Array, "B P V"]
     begun: Halfway
 
 
 class StepEnd(NamedTuple):
-    """What a step tells the drafter.
+    """The outcome of a step that the drafter needs.
 
     Attributes:
-      last: the last accepted node.
+      last: index of the last accepted node.
       decided: the accepted path.
-      ended: rows that need no other tree.
+      ended: rows that need no further tree.
     """
 
     last: Int[Array, " B"]
@@ -121,7 +121,7 @@ class StepEnd(NamedTuple):
 
 
 def without_layers(target: Target) -> Target:
-    """A target's embedding, last norm and vocabulary projection: what drafters borrow of it."""
+    """Keep only the parts of a target that drafters use: embedding, final norm and projection."""
     decoder = target.merge()
     decoder.layers = nnx.List([])
     return replace(Model.split(target.config, decoder), mesh=target.mesh, source=target.source)
@@ -138,7 +138,7 @@ def empty_drafter_rows(
     outcomes: int,
     max_path: int,
 ) -> DrafterRows:
-    """The drafter's rows with nothing in them, and pages for M `outcomes` of each."""
+    """Create the drafter's empty rows, with pages for M = `outcomes` forks of each row."""
     decoder, numbers, whole = lender.merge(), jnp.zeros(rows), jnp.zeros(rows, jnp.int32)
     total = pages + rows * outcomes * forked_pages(max_path)
     config = decoder.config.with_layers(1)
@@ -164,9 +164,9 @@ def begin_pass(
     mirror: MirrorConfig,
     config: TreeConfig,
 ) -> tuple[FirstPart, EarlyExit]:
-    """The target's first layers, and what it guesses after them; of the state nothing is donated.
+    """Run the target's first layers, and guess the outcomes from them; donates nothing.
 
-    Rows that are idle or done have no text, as far as the pass goes.
+    For the pass, idle and done rows have an empty text.
     """
     decoder, V = target.merge(), target.config.vocab_size
     noise = step_noise(state, config.max_path, V)
@@ -191,7 +191,7 @@ def complete_pass(
     *,
     top: int | None,
 ) -> tuple[DecodeState, Gains, StepEnd]:
-    """The target's other layers, and what the step decides by them."""
+    """Run the target's remaining layers, and finish the step."""
     decoder, kept = target.merge(), state.done
     batch = state._replace(done=kept | idle)
     lengths = jnp.where(batch.done, 0, state.cache.lengths)
@@ -211,7 +211,7 @@ def complete_pass(
 def draft_now(
     lender: Target, drafter: Drafter, rows: DrafterRows, *, config: TreeConfig
 ) -> TokenTree:
-    """A tree for every row, drafted while nothing else can run."""
+    """Draft a tree for every row while the target waits."""
     decoder, lengths = lender.merge(), rows.cache.lengths
     noise = draw_noise(rows.sampling, lengths + 1, config.max_path, decoder.config.vocab_size)
     return draft(decoder, drafter, rows.own, rows.cache, rows.view, rows.speculates, noise, config)
@@ -229,7 +229,7 @@ def draft_outcomes(
     mirror: MirrorConfig,
     config: TreeConfig,
 ) -> tuple[DrafterRows, Outcomes, TokenTree]:
-    """The next tree below every outcome that is guessed; see `draft_ahead`."""
+    """Draft the next tree for every guessed outcome; see `draft_ahead`."""
     outcomes = guess_outcomes(tree, guessed, mirror.candidates, mirror.count(config))
     rows, trees = draft_ahead(lender.merge(), drafter, rows, tree, guessed, outcomes, config)
     return rows, outcomes, trees
@@ -240,8 +240,8 @@ def draft_outcomes(
 def pick_tree(
     lender: Target, trees: TokenTree, outcomes: Outcomes, end: StepEnd
 ) -> tuple[TokenTree, Bool[Array, " B"]]:
-    """The trees that fit what came true, and which rows have one; see `pick`."""
-    del lender  # it tells the mesh
+    """Select the trees of the actual outcomes, and which rows have one; see `pick`."""
+    del lender  # only used by `per_shard`, for the mesh
     newest = jnp.maximum(end.decided.count - 1, 0)[:, None]
     root = jnp.take_along_axis(end.decided.following, newest, axis=1)[:, 0]
     return pick(trees, outcomes, end.last, root)
@@ -256,7 +256,7 @@ def read_along(
     decided: Decided,
     is_new: Bool[Array, " B"],
 ) -> DrafterRows:
-    """The drafter's rows with what was decided; those that are new have read nothing before."""
+    """Let the drafter read decided tokens; rows that are new start from an empty state."""
     decoder = lender.merge()
 
     def begin(empty: Any, own: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The pages of a cache: which text has which, and which beginnings of texts they hold.
+"""Cache pages: which text uses which pages, and which prefixes of texts they hold.
 
-A page is shared by number: texts that begin alike have the same pages in their tables, as in
-PagedAttention (arXiv 2309.06180, section 4.4). Nothing is copied.
+Pages are shared by number: texts with a common prefix have the same page numbers in their tables,
+as in PagedAttention (arXiv 2309.06180, section 4.4). No page is copied.
 """
 
 from collections import OrderedDict
@@ -14,12 +14,12 @@ from redrafter_jax.models.attention import PAGE
 
 @dataclass
 class Holding:
-    """The pages of one text, in its order.
+    """The pages of one text, in order.
 
     Attributes:
-      pages: numbers of its pages.
-      indexed: how many of them, from the first on, are full and can be found by their tokens.
-      beginning: number of the beginning that the indexed pages hold; 0 while there are none.
+      pages: page numbers.
+      indexed: number of leading pages that are full and can be found by their tokens.
+      beginning: number of the prefix in the indexed pages; 0 if there are none.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -28,26 +28,26 @@ class Holding:
 
 
 class PagePool:
-    """The pages of one device, counted by the texts that have them.
+    """The cache pages of one device, with reference counts.
 
-    A full page is found by its tokens and all before them, as long as nobody needs its room: pages
-    that no text has any more are given away only when none is free, those left longest ago first,
-    and of one text the last first.
+    A full page can be found by its tokens and all tokens before them for as long as its contents
+    are kept. Pages that no text uses are given away only if no other page is free: least recently
+    released first, and the pages of one text from the last to the first.
 
     Args:
       pages: number of pages.
-      lookahead: tokens after a page on which what it holds depends too.
+      lookahead: number of tokens after a page that its contents also depend on.
     """
 
     def __init__(self, pages: int, lookahead: int = 0) -> None:
         self._lookahead = lookahead
         self._users = [0] * pages
-        # The last is given first.
+        # A stack: the last entry is taken first.
         self._free = list(range(pages - 1, -1, -1))
-        # Full pages that no text has, those left longest ago first.
+        # Full pages that no text uses, least recently released first.
         self._left: OrderedDict[int, None] = OrderedDict()
-        # By the beginning before a page and the page's tokens: the page, and the beginning that
-        # ends with it. Beginnings are numbered in the order in which they were found.
+        # Maps (number of the prefix before a page, tokens of the page) to (page, number of the
+        # prefix that ends with the page). Prefixes are numbered in the order of their discovery.
         self._found: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._numbers = count(1)
@@ -59,24 +59,24 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that no text has."""
+        """Number of pages that no text uses."""
         return len(self._free) + len(self._left)
 
     @property
     def used(self) -> int:
-        """Pages that a text has."""
+        """Number of pages in use."""
         return self.size - self.available
 
     def shared_with(self, text: Sequence[int]) -> int:
-        """Tokens of the text's beginning that full pages hold, its last token not among them."""
+        """Number of leading tokens of a text in shareable full pages, excluding its last token."""
         return PAGE * len(self._find(text))
 
     def begin(
         self, text: Sequence[int], tokens: int, spare: int = 0, *, shares: bool = True
     ) -> Holding | None:
-        """Pages for the first `tokens` tokens of a text; if it `shares`, those of its beginning.
+        """Allocate pages for the first `tokens` tokens of a text; `shares` reuses a common prefix.
 
-        None where `spare` pages would not be left for others.
+        Returns None if fewer than `spare` pages would be left.
         """
         found = self._find(text) if shares else []
         shared = [page for page, _ in found]
@@ -91,11 +91,11 @@ class PagePool:
         return holding
 
     def missing(self, holding: Holding, tokens: int) -> int:
-        """Pages that a text needs beside its own to hold so many tokens."""
+        """Number of further pages that a text needs to hold `tokens` tokens."""
         return max(pages_for(tokens) - len(holding.pages), 0)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
-        """Give a text pages for so many tokens, if there are enough; False gives none."""
+        """Allocate pages for a text of `tokens` tokens; returns False, without change, if short."""
         needed = self.missing(holding, tokens)
         if needed > self.available:
             return False
@@ -103,7 +103,7 @@ class PagePool:
         return True
 
     def index(self, holding: Holding, text: Sequence[int], cached: int) -> None:
-        """Let others find the pages that the first `cached` tokens of a text have filled."""
+        """Make the pages filled by the first `cached` tokens of a text available for sharing."""
         while True:
             end = (holding.indexed + 1) * PAGE
             if end > cached or end + self._lookahead > len(text):
@@ -112,12 +112,12 @@ class PagePool:
             if key not in self._found:
                 page = holding.pages[holding.indexed]
                 self._found[key], self._key_of[page] = (page, next(self._numbers)), key
-            # Where another page holds the same, that one stays to be found, and what follows it.
+            # If another page has the same contents, keep that one indexed, and follow its prefix.
             _, holding.beginning = self._found[key]
             holding.indexed += 1
 
     def release(self, holding: Holding) -> None:
-        """Take the pages of a text from it, which has them no more."""
+        """Release the pages of a text, which must not be used afterwards."""
         for page in reversed(holding.pages):
             self._users[page] -= 1
             if not self._users[page]:
@@ -150,5 +150,5 @@ class PagePool:
 
 
 def pages_for(tokens: int) -> int:
-    """Pages that hold so many tokens."""
+    """Number of pages for `tokens` tokens."""
     return -(-tokens // PAGE)

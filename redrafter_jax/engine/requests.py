@@ -1,4 +1,4 @@
-"""Ragged requests of lists and numbers, checked and padded into arrays."""
+"""Checks of prompts and settings, and their conversion to requests and padded arrays."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -11,24 +11,23 @@ from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.types import Requests, Sampling
 
-# Cache slots come in multiples of this, so that near-equal requests share one compilation, and
-# attention, which reads as many at once, finds whole blocks; beyond 4096 of them in eight steps
-# from one power of two to the next.
+# Cache slots are rounded up to a multiple of this, the block that attention reads at once, so that
+# requests of similar length share one compilation; above 4096 slots, to eight sizes per power of 2.
 _SLOT_BLOCK = 256
-# And stop tokens in multiples of this.
+# Stop tokens are padded to a multiple of this.
 _STOP_BLOCK = 8
 
 Value = TypeVar("Value")
 # One value for all rows, or one per row.
 PerRow: TypeAlias = Value | Sequence[Value]
 StopTokens: TypeAlias = PerRow[Sequence[int]]
-# A list of token ids per prompt, an array [B T], or what a tokenizer of transformers returns; with
-# a tokenizer also conversations and texts.
+# Token ids as one list per prompt, as an array [B T] or as returned by a tokenizer of transformers;
+# with a tokenizer also conversations and texts.
 Prompts: TypeAlias = str | Sequence[Any] | np.ndarray | jax.Array | Mapping[str, Any]
 
 
 class Batch(NamedTuple):
-    """Prompts decoded together, and how; see `redrafter_jax.generate`."""
+    """Prompts that are decoded together, and their settings; see `redrafter_jax.generate`."""
 
     prompts: list[list[int]]
     max_new_tokens: PerRow[int]
@@ -38,12 +37,12 @@ class Batch(NamedTuple):
 
 
 class TokenizedPrompts(NamedTuple):
-    """Prompts as lists of token ids, and what their tokenizer says, if there is one.
+    """Token ids of prompts, and the tokenizer's stop tokens and `decode`.
 
     Attributes:
-      prompts: one list per prompt.
-      eos_token_ids: that end a row; None takes the target's.
-      decode: from token ids to text; None without a tokenizer.
+      prompts: token ids, one list per prompt.
+      eos_token_ids: tokens that end a row; None uses the target's.
+      decode: function from token ids to text; None without a tokenizer.
     """
 
     prompts: list[list[int]]
@@ -51,7 +50,7 @@ class TokenizedPrompts(NamedTuple):
     decode: Callable[[list[int]], str] | None
 
     def texts(self, config: TargetConfig, rows: Sequence[Sequence[int]]) -> list[str] | None:
-        """What rows of new tokens spell, up to their end tokens."""
+        """Decode rows of new tokens without their stop tokens; None without a tokenizer."""
         if self.decode is None:
             return None
         ends = stop_lists(config, self.eos_token_ids, len(rows))
@@ -64,23 +63,23 @@ class TokenizedPrompts(NamedTuple):
 def tokenize(
     config: TargetConfig, prompts: Prompts, tokenizer: Any, eos_token_ids: StopTokens | None
 ) -> TokenizedPrompts:
-    """Prompts of any kind as tokens.
+    """Convert prompts of any accepted kind to token ids.
 
     Args:
-      config: the target's.
-      prompts: as `redrafter_jax.generate` takes them.
+      config: config of the target.
+      prompts: as in `redrafter_jax.generate`.
       tokenizer: from `load_tokenizer`, or None.
-      eos_token_ids: that end a row; None takes the target's, and with a tokenizer its own.
+      eos_token_ids: tokens that end a row; None uses the target's and those of the tokenizer.
 
     Raises:
-      InputError: prompts cannot be read, or not without a tokenizer.
+      InputError: the prompts have an unknown form, or need a tokenizer.
     """
-    from redrafter_jax.text.written import is_written, read_written  # for the few who need it
+    from redrafter_jax.text.written import is_written, read_written  # not loaded by every command
 
     if tokenizer is None:
         if is_written(prompts):
             raise InputError(
-                f"prompts is {_short(prompts)}; conversations and texts become tokens with "
+                f"prompts is {_short(prompts)}; for conversations and texts give "
                 "tokenizer=load_tokenizer(target)."
             )
         return TokenizedPrompts(token_lists(prompts), eos_token_ids, None)
@@ -90,15 +89,15 @@ def tokenize(
 
 
 def token_lists(prompts: Prompts) -> list[list[int]]:
-    """Prompts as lists of token ids, one per prompt; what is in them is not checked.
+    """Convert prompts to lists of token ids, one per prompt, without checking the ids.
 
     Args:
-      prompts: a list of lists, of arrays [T], or of dictionaries with such `input_ids`; an array
-        [B T]; or a dictionary with the `input_ids` of one prompt or of all, as a tokenizer of
-        transformers and its `apply_chat_template` return it.
+      prompts: a list of lists, of arrays [T] or of dictionaries with such `input_ids`; an array
+        [B T]; or a dictionary with the `input_ids` of one prompt or of all prompts, as returned by
+        a tokenizer of transformers and its `apply_chat_template`.
 
     Raises:
-      InputError: a prompt is no list of whole numbers, or prompts are padded to one length.
+      InputError: a prompt is not a list of integers, or the prompts are padded.
     """
     given = prompts
     if isinstance(prompts, Mapping):
@@ -139,7 +138,7 @@ def _input_ids(encoding: Mapping[str, Any], name: str) -> Any:
 
 
 def _axes(value: Any) -> int:
-    """Of nested lists or an array, 0 for anything else; lists in a list may differ in length."""
+    """Number of axes of nested lists or of an array, 0 for other values; lists may be ragged."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return 1 + (_axes(value[0]) if len(value) else 0)
     return np.ndim(value) if hasattr(value, "__array__") else 0
@@ -150,12 +149,12 @@ def _short(value: Any) -> str:
 
 
 def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
-    """The rows of a batch as requests.
+    """Check a batch, and return its rows as requests.
 
     Raises:
-      InputError: there are no prompts, one is empty or has tokens outside the vocabulary, a row
-        asks for more tokens than the target has positions for, or an argument per row has not one
-        entry for each prompt.
+      InputError: there are no prompts; a prompt is empty or has tokens outside the vocabulary; a
+        row needs more positions than the target has; or an argument per row does not have one entry
+        per prompt.
     """
     prompts, max_new_tokens, sampling, seeds, eos_token_ids = batch
     rows = len(prompts)
@@ -208,28 +207,28 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
 
 
 def check_mirrored(requests: Iterable[Request]) -> None:
-    """Refuse requests that ask for what mirror decoding does not know.
+    """Raise an error if a request uses a feature that mirror decoding does not support.
 
     Raises:
-      InputError: one of them does.
+      InputError: a request has a grammar, penalties, biases or `min_tokens`.
     """
     if any(one.grammar is not None or one.sampling.adjusts for one in requests):
         raise InputError(
             "A request has penalties, biases, min_tokens or a grammar, which mirror decoding does "
-            "not know; leave them out, or mirror."
+            "not support; leave them out, or leave mirror out."
         )
 
 
 def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:
-    """A checked request as NumPy's arrays of one row; its tokens are left out.
+    """Convert a checked request to NumPy arrays of one row, without its tokens.
 
     Args:
-      config: of the target.
-      request: the request, which states its stop tokens.
-      stop_width: E, the stop tokens that a row may have; None takes as many as these need.
+      config: config of the target.
+      request: the request, with explicit stop tokens.
+      stop_width: E, maximum number of stop tokens of a row; None uses as many as this row needs.
 
     Raises:
-      InputError: it has more stop tokens.
+      InputError: the request has more than E stop tokens.
     """
     stops, one, V = request.stop_tokens or (), request.sampling, config.vocab_size
     width = stop_width or -(-max(len(stops), 1) // _STOP_BLOCK) * _STOP_BLOCK
@@ -257,15 +256,15 @@ def _one_row(value: Any, dtype: Any = np.int32) -> Any:
 
 
 def slots_for(tokens: int, max_path: int) -> int:
-    """Cache slots for rows of so many tokens, prompt included, and steps of P = `max_path`."""
-    # A finished row goes on writing P tokens past its last one; they must not slide onto it.
+    """Number of cache slots for rows of `tokens` tokens, prompt included, with P = `max_path`."""
+    # A finished row still writes P tokens past its last one, which must not overwrite its tokens.
     needed = tokens + max_path
     block = max(_SLOT_BLOCK, 1 << max((needed - 1).bit_length() - 4, 0))
     return -(-needed // block) * block
 
 
 def check_size(value: int, name: str, least: int = 1, most: int | None = None) -> None:
-    """Refuse what is no whole number from `least` on, to `most` if given; errors say `name`."""
+    """Raise an error unless `value` is an integer in [least, most]; `name` is in the message."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputError(f"{name} is {value!r}; it must be a whole number.")
     if value < least or (most is not None and value > most):
@@ -274,10 +273,10 @@ def check_size(value: int, name: str, least: int = 1, most: int | None = None) -
 
 
 def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[str, list[Any]]]:
-    """For every row what to call its list, and the list; given is one for all rows, or one per row.
+    """Return a (label, list) pair per row; the value is one list for all rows, or one per row.
 
     Raises:
-      InputError: it is neither.
+      InputError: the value is neither.
     """
     if not _axes(value):
         raise InputError(f"{name} is {value!r}; give a list of {entries}, or such a list per row.")
@@ -288,7 +287,7 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
         label = of_row(name, row, rows)
         if not _axes(one):
             raise InputError(
-                f"{label} is {one!r}; where rows differ, give a list of {entries} for every row."
+                f"{label} is {one!r}; if one row has a list, give a list of {entries} for each row."
             )
         own.append((label, _as_list(one)))
     return own
@@ -301,7 +300,7 @@ def _as_list(value: Any) -> list[Any]:
 def stop_lists(
     config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
 ) -> list[tuple[str, list[Any]]]:
-    """For every row what to call its stop tokens, and these; None takes the target's."""
+    """Return a (label, stop tokens) pair per row; None uses the target's stop tokens."""
     stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
     return lists_of_rows(stops, rows, "eos_token_ids", "token ids")
 
@@ -309,10 +308,10 @@ def stop_lists(
 def per_row(
     value: PerRow[Value], rows: int, name: str, way_out: str = "one value or one per prompt"
 ) -> list[Value]:
-    """A value for every row, where one is given for all rows or one per row.
+    """Return one value per row, from one value for all rows or one value per row.
 
     Raises:
-      InputError: there are more or fewer than rows.
+      InputError: the number of values is not the number of rows.
     """
     if not _axes(value):
         return [cast(Value, value)] * rows
@@ -323,7 +322,7 @@ def per_row(
 
 
 def of_row(name: str, row: int, rows: int) -> str:
-    """What a sentence calls a row's own value; where there is one row alone, it is not counted."""
+    """Name of a row's value in error messages; the row number is left out for a single row."""
     return name if rows == 1 else f"{name} of row {row}"
 
 
@@ -331,7 +330,7 @@ def _check_tokens(tokens: Sequence[int] | np.ndarray, name: str, vocab_size: int
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int | np.integer):
             raise InputError(
-                f"{name} holds {token!r}, which is no token id; give whole numbers, in "
+                f"{name} holds {token!r}, which is not a token id; give whole numbers, in "
                 "lists or arrays."
             )
         if not 0 <= token < vocab_size:

@@ -1,4 +1,4 @@
-"""The rows' state on the device, and the programs that run on it one after the other."""
+"""The decode state on the device, and the host code that starts programs on it, one by one."""
 
 import time
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """A program that runs on the device.
+    """A program that has been dispatched to the device.
 
     Attributes:
-      slots: by place in its batch, the slots whose requests gain something.
-      result: the gains, and which rows have ended.
-      program: rows and tree of a decode call; None for a prefill pass.
-      began: seconds at its dispatch; None where it is not timed.
-      begins: by place, the position of the first token that a prefill pass reads.
+      slots: slot of the request at each place of the batch.
+      result: the gains, and which rows have ended; still on the device.
+      program: batch size and tree of a decode program; None for a prefill pass.
+      began: time of dispatch in seconds; None if the program is not timed.
+      begins: position of the first token that a prefill pass reads, by place.
     """
 
     slots: dict[int, int]
@@ -44,26 +44,27 @@ class Run(NamedTuple):
 
 
 class Runner:
-    """What reads prompts and decodes for the rows of a scheduler.
+    """Runs prefill and decode programs for the rows of a scheduler.
 
     Attributes:
       target: the target model.
       drafter: the drafter, prepared for the target.
-      state: of B rows, between two programs; the next one donates its arrays.
-      ran: decode programs that have run, by rows, tree, and whether there were controls and
-        grammars: the first run of each compiles.
-      mirror: what drafts while the target verifies; None where nothing does.
+      state: decode state of B rows; the next program donates its arrays.
+      ran: decode programs that have run, by batch size, tree, and whether there were controls and
+        grammars; the first run of each program compiles.
+      mirror: the mirror decoder, which drafts while the target verifies; None without `mirror`.
 
     Args:
       target: the target model.
-      drafter: a drafter of the target.
-      scheduler: who has which slot and which pages.
-      slots: S, tokens that a row may come to.
-      idle: what idle places of a prefill pass read.
-      chunk: C, tokens of a prompt that are read in one pass.
-      prefill_rows: prompts that are read together, on each part of the mesh.
-      top: how many of the likeliest tokens are told beside each token; None for neither.
-      mirror: how the next trees are drafted ahead, and their shape; None drafts none.
+      drafter: a drafter for the target.
+      scheduler: the owner of slots and pages.
+      slots: S, maximum number of tokens of a row.
+      idle: the row that idle places of a prefill pass read.
+      chunk: C, prompt tokens that are read per pass.
+      prefill_rows: prompts that are read together, on each shard of the mesh.
+      top: number of most likely tokens to report with each token; None reports no
+        log-probabilities.
+      mirror: mirror settings and the shape of the trees; None for no mirror decoding.
     """
 
     mirror: "Mirror | None" = None
@@ -89,7 +90,7 @@ class Runner:
         self._top = top
         self.ran: set[tuple[int, TreeConfig | None, bool, bool]] = set()
         rows, pages = len(scheduler.slots), sum(pool.size for pool in scheduler.pools)
-        # What reads and proposes on the target's devices.
+        # The drafter that reads and proposes on the target's devices.
         self._reader = self.drafter
         if mirror is not None:
             from redrafter_jax.engine.mirror import Mirror
@@ -112,18 +113,18 @@ class Runner:
 
     @property
     def stop_width(self) -> int:
-        """E, stop tokens that a request may have."""
+        """E, the maximum number of stop tokens of a request."""
         return self._idle.arrays.stop_tokens.shape[1]
 
     def write(self, admitted: Mapping[int, int]) -> None:
-        """Give slots the tokens whose cache they share, which they will not read."""
+        """Write the tokens whose cache pages are shared, and therefore not read, to their rows."""
         slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
         shape = self._shape[0], self.state.tokens.shape[1]
         texts: Any = beginnings(slots, admitted, size, shape)
         self.state = write_texts(self.target, self.state, *place(texts, self.target.mesh))
 
     def read(self, read: Pass) -> Run:
-        """One prefill pass."""
+        """Dispatch one prefill pass."""
         slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
         if any(self._scheduler.row(index).cached for index in read.admitted.values()):
             self.write(read.admitted)
@@ -144,7 +145,7 @@ class Runner:
         )
         if self.mirror is not None:
             self.mirror.read(self.state, chunk, list(read.places.values()))
-        # Whoever is read from now on comes after it.
+        # Publish only after the pass is queued: later passes run after it.
         self._scheduler.publish()
         return Run(read.places, result, None, begins=begins)
 
@@ -158,15 +159,15 @@ class Runner:
         most: int,
         timed: bool = False,
     ) -> Run:
-        """Decode these slots for a few steps by the program of so many rows and this tree.
+        """Dispatch up to `steps` decode steps of some slots with one compiled program.
 
         Args:
-          active: the slots.
-          rows: places of the batch, enough for them.
+          active: the slots to decode.
+          rows: batch size of the program, at least the number of slots.
           tree: the shape of the trees; None is the root alone.
-          steps: steps at most, of this call.
-          most: steps that a call may take; each value compiles.
-          timed: whether nothing else runs beside it, so that its time may be that of its steps.
+          steps: maximum number of steps of this call.
+          most: maximum number of steps of the program; each value compiles.
+          timed: whether to time the steps; requires that no other program is running.
         """
         batch, places = next_batch(active, rows, self._scheduler.parts)
         self._tell_pages()
@@ -175,7 +176,7 @@ class Runner:
         controls = self._controls(own, rows)
         masks = first_masks(own, rows, self.target.config.vocab_size)
         program = rows, tree, controls is not None, masks is not None
-        # What a tree costs is asked for rows that nothing holds.
+        # Do not time steps with controls or grammars.
         timed = timed and controls is None and masks is None and program in self.ran
         began = time.perf_counter() if timed else None
         self.ran.add(program)
@@ -194,12 +195,12 @@ class Runner:
         return Run(places, result, (rows, tree), began)
 
     def _controls(self, rows: Mapping[int, Row], count: int) -> Controls | None:
-        """What the requests at these places of a batch ask for; None if nothing."""
+        """Controls of the requests at these places of a batch; None if there are none."""
         requests = {at: row.request for at, row in rows.items()}
         return place(controls_of(self.target.config, requests, count), self.target.mesh)
 
     def _tell_pages(self) -> None:
-        """Tell the device whose pages are whose, where that has changed."""
+        """Copy the page tables to the device if they have changed."""
         if self._scheduler.changed:
             self._scheduler.changed = False
             table: Any = place(self._scheduler.tables.copy(), self.target.mesh)

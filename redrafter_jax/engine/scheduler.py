@@ -1,4 +1,4 @@
-"""Who has which slot and which pages: requests wait, are admitted, grow, give way, and end."""
+"""The scheduler of slots and cache pages: queueing, admission, growth, preemption and release."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ class Row:
     """A request that waits for a slot or runs in one.
 
     Attributes:
-      number: from `Engine.submit`: the lower, the earlier it came.
-      request: as it came.
-      arrays: of NumPy, for one row; tokens are left out.
+      number: the request's number from `Engine.submit`, in order of submission.
+      request: the request as submitted.
+      arrays: the request as NumPy arrays of one row, without tokens.
       text: prompt and decided tokens.
-      read_until: length of its text when it got its slot; it decodes once so many are cached.
-      cached: tokens of the text in the cache.
-      is_new: whether nothing has been read since it got its slot.
-      calls: target calls that decided tokens, the one that read the prompt included.
-      holding: its pages.
-      preempted: how often it has lost its slot.
-      prompt: what is known of the prompt's tokens, where that is asked for.
-      matcher: the state of the request's grammar after its new tokens; None without one.
+      read_until: length of the text at admission; the row decodes once as many tokens are cached.
+      cached: number of tokens of the text in the cache.
+      is_new: whether nothing has been read since admission.
+      calls: target calls that decided tokens, including the one that read the prompt.
+      holding: pages of the text.
+      preempted: number of times that the request has lost its slot.
+      prompt: scored prompt tokens so far, if requested.
+      matcher: state of the request's grammar after its new tokens; None without a grammar.
     """
 
     number: int
@@ -49,21 +49,21 @@ class Row:
 
     @property
     def scores(self) -> bool:
-        """Whether tokens of the prompt have to be read to know their log-probabilities."""
+        """Whether prompt tokens must still be read for their log-probabilities."""
         return self.request.scores_prompt and len(self.prompt) + 1 < len(self.request.prompt)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Requests of a lower rank come first: those of a lower priority, then the earlier ones."""
+        """Sort key of the queue, lowest first: the priority, then the order of submission."""
         return self.request.priority, self.number
 
     @property
     def reading(self) -> bool:
-        """Whether its text, as it was when it got its slot, is not whole in the cache yet."""
+        """Whether the cache still lacks a part of the text at admission."""
         return self.cached < self.read_until
 
     def add(self, decided: Sequence[Token]) -> None:
-        """Take in tokens, the last of which is not in the cache."""
+        """Append decided tokens, the last of which is not cached."""
         fresh = [token.id for token in decided]
         self.text += fresh
         if self.matcher is not None:
@@ -72,15 +72,15 @@ class Row:
         self.calls = decided[-1].call + 1
 
     def add_scores(self, scores: Scores, at: int, begin: int) -> None:
-        """Take in those of a chunk from position `begin` on, at one place of a pass."""
+        """Append the scores of a chunk that starts at position `begin`, at place `at` of a pass."""
         count, whole = scores.chosen.shape[1], self.request.prompt
         if self.scores and begin == len(self.prompt):
             self.prompt += prompt_tokens(scores, at, whole[begin + 1 : begin + 1 + count])
 
     def cached_after(self, tokens: int) -> int:
-        """The most tokens that its cache can hold after so many more are decided.
+        """Upper bound on the cached tokens after `tokens` more are decided.
 
-        A row ends at its limit, and its last token is not cached.
+        A row ends at its limit, and its last token is never cached.
         """
         knows_root = not self.reading and self.cached < len(self.text)
         length = len(self.text) + tokens + (not knows_root)
@@ -88,11 +88,11 @@ class Row:
 
 
 class Pass(NamedTuple):
-    """What the next prefill pass reads.
+    """The rows of the next prefill pass.
 
     Attributes:
-      places: by place in the pass, the slots that it reads for.
-      admitted: those of them that were free before.
+      places: slot to read for, by place in the pass.
+      admitted: those entries of `places` whose slots were free before.
     """
 
     places: dict[int, int]
@@ -100,28 +100,28 @@ class Pass(NamedTuple):
 
 
 class Scheduler:
-    """Slots, the pages of their texts, and the queue before them.
+    """Slots, cache pages and the queue of requests.
 
-    On a mesh a part of the slots and a pool of pages belong to each device along `data`; nothing
-    crosses between them.
+    On a mesh, each device along `data` has its own shard of the slots and its own pool of pages;
+    nothing is shared between shards.
 
     Args:
-      slots: B, over all parts.
-      parts: number of parts.
-      pages: pages of each part, enough for one text of M at least.
-      width: M, pages that one text may have.
-      prompts: prompts that one pass reads on each part.
-      lookahead: tokens after a page on which what it holds depends too.
+      slots: B, over all shards.
+      parts: number of shards.
+      pages: pages per shard, enough for at least one text of M pages.
+      width: M, maximum number of pages of a text.
+      prompts: prompts that one pass reads on each shard.
+      lookahead: number of tokens after a page that its contents also depend on.
 
     Attributes:
-      slots: who runs in each; None where it is free.
-      parts: the slots of each part.
-      queue: requests that wait, in the order of `Row.rank`.
-      pools: the pages of each part.
-      tables: page numbers of every slot; past a text's last page anything.
-      changed: whether the device has older tables.
-      lacks_pages: whether the first of the queue waits for pages, not for a slot.
-      preemptions: how often a request has lost its slot.
+      slots: row in each slot; None if the slot is free.
+      parts: slots of each shard.
+      queue: waiting requests, sorted by `Row.rank`.
+      pools: pages of each shard.
+      tables: page numbers of every slot; arbitrary past the pages of the text.
+      changed: whether `tables` has changed since it was copied to the device.
+      lacks_pages: whether the first waiting request waits for pages, rather than for a slot.
+      preemptions: number of times that a request has lost its slot.
     """
 
     def __init__(
@@ -140,32 +140,33 @@ class Scheduler:
 
     @property
     def active(self) -> int:
-        """Number of slots that are not free."""
+        """Number of occupied slots."""
         return len(self.slots) - self.slots.count(None)
 
     @property
     def running(self) -> list[int]:
-        """The slots that are not free, in the order of their requests' rank."""
+        """Occupied slots, in the order of their requests' rank."""
         rows = [(row.rank, index) for index, row in enumerate(self.slots) if row is not None]
         return [index for _, index in sorted(rows)]
 
     @property
     def decoding(self) -> list[int]:
-        """Those of them whose prompts are read, so that decode steps take them."""
+        """Occupied slots whose prompts are read, in the same order; decode steps take these."""
         return [index for index in self.running if not self.row(index).reading]
 
     def row(self, index: int) -> Row:
-        """Who runs in a slot that is not free."""
+        """The row in an occupied slot."""
         row = self.slots[index]
         assert row is not None
         return row
 
     def admit(self, tokens: int) -> Pass:
-        """Take in from the queue what has room in the next prefill pass, by rank.
+        """Admit waiting requests, by rank, to the next prefill pass, and return that pass.
 
-        A pass costs the same however many prompts it reads. So while rows decode, requests wait
-        until free slots can fill a pass, or take all who wait. A request gets pages for its text
-        and so many `tokens` more, where there are enough for those who run to gain as many.
+        A pass costs the same for any number of prompts. So while rows decode, requests wait until
+        the free slots fill a pass or suffice for the whole queue. An admitted request gets pages
+        for its text and `tokens` more, provided that every running request could still get pages
+        for as many.
         """
         most, running = self._prompts, self.running
         reading = [
@@ -192,7 +193,7 @@ class Scheduler:
                 self._write_table(index)
                 reading[number].append(index)
                 admitted.add(index)
-        # Where a pass has room for all slots, each has its own place.
+        # If a pass has room for all slots, the place is the slot.
         own_places = most * len(self.parts) == len(self.slots)
         places = {
             index if own_places else number * most + at: index
@@ -202,14 +203,14 @@ class Scheduler:
         return Pass(places, {at: index for at, index in places.items() if index in admitted})
 
     def wait(self, row: Row) -> None:
-        """Let a request wait, behind those that come before it."""
+        """Add a request to the queue, in the order of rank."""
         insort(self.queue, row, key=lambda one: one.rank)
 
     def grow(self, tokens: int) -> None:
-        """Give the rows that decode pages for so many tokens more, in the order of their rank.
+        """Give decoding rows pages for `tokens` more tokens, in the order of rank.
 
-        Where there are not enough, the last request of the part loses its slot, until there are:
-        it waits again, and its text goes on later.
+        While pages are lacking, the last running request of the shard by rank is preempted: it
+        returns to the queue, and its text is resumed later.
         """
         for index in self.decoding:
             pool, part = self._part_of(index)
@@ -220,18 +221,18 @@ class Scheduler:
                 self._preempt(next(one for one in reversed(self.running) if one in part))
 
     def publish(self) -> None:
-        """Let later requests find what the pages of those who run hold by now."""
+        """Make the full pages of running requests available to later requests."""
         for index in self.running:
             self._publish(index)
 
     def free(self, index: int) -> None:
-        """Free a slot; its pages keep what they hold until others need them."""
+        """Free a slot; its pages keep their contents until other texts need them."""
         self._publish(index)
         self._part_of(index)[0].release(self.row(index).holding)
         self.slots[index] = None
 
     def end(self, ends: Callable[[Row], bool]) -> Iterator[Row]:
-        """Take out the requests for which this holds, those that wait and those that run."""
+        """Remove and yield all waiting and running requests for which `ends` is true."""
         for row in [row for row in self.queue if ends(row)]:
             self.queue.remove(row)
             yield row
@@ -244,16 +245,17 @@ class Scheduler:
     def _place(
         self, row: Row, room: Mapping[int, int], spare: Sequence[int], tokens: int
     ) -> int | None:
-        """Give a row its pages; the part that they are of, None where no part has enough.
+        """Give a row its pages, and return their shard; None if no shard has enough pages.
 
-        Parts are filled evenly: one that holds a beginning of the text may have a row more. Of
-        those the one with the longest beginning comes first, then the one with most free pages.
+        Shards are filled evenly, but a shard that holds a prefix of the text may have one row more.
+        Among equals, the shard with the longest prefix comes first, then the one with the most free
+        pages.
 
         Args:
-          row: that waits.
-          room: free slots of the parts that it may go to.
-          spare: by part, the pages that those who run will need beside their own.
-          tokens: that it gains next.
+          row: a waiting row.
+          room: number of free slots, by eligible shard.
+          spare: number of pages that running rows still need, by shard.
+          tokens: number of tokens that the row gains next.
         """
         row.read_until, row.cached, row.is_new = len(row.text), 0, True
         shares = not row.scores
@@ -277,7 +279,7 @@ class Scheduler:
         return None
 
     def _missing(self, number: int, tokens: int) -> int:
-        """Pages that the rows of a part need beside their own to gain so many tokens."""
+        """Number of further pages that the rows of a shard need to gain `tokens` tokens each."""
         rows = [row for row in map(self.slots.__getitem__, self.parts[number]) if row]
         pool = self.pools[number]
         return sum(pool.missing(row.holding, row.cached_after(tokens)) for row in rows)

@@ -1,8 +1,8 @@
-"""Trees that fit, and which the next steps draft: never one that costs more than it gains.
+"""The choice of the tree to draft: a tree is used only while it gains more than it costs.
 
-What a step costs grows with the rows that it decodes and with the nodes of their trees, what it
-gains depends on the text. So both are watched: a step's seconds of each compiled program, and the
-tokens that a target call has gained lately. Any rule is allowed, for no rule changes a text.
+The cost of a step grows with its rows and tree nodes; its gain depends on the text. So the engine
+measures both: the seconds per step of each compiled program, and the tokens gained by recent target
+calls. The choice affects speed only: no tree changes a text.
 """
 
 from collections import deque
@@ -26,34 +26,34 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh
 from redrafter_jax.parallel.model import Model
 
-# Calls of a row that weigh as much as what was expected of the tree before.
+# Weight of the gain expected before measuring, in target calls of one row.
 _PRIOR_CALLS = 4
-# Half-life of what was gained, in calls of a row.
+# Half-life of measured gains, in target calls of one row.
 _HALF_LIFE = 32
-# Baseline steps until a tree that did not pay is tried again: at first, and after many failures.
+# Baseline steps before a tree that did not pay is tried again: at first, and after many failures.
 _PATIENCE, _LONGEST_PATIENCE = 16, 512
-# Of which a new text is given so many at most, whatever the texts before it were like.
+# Upper bound on patience at the start of a new text.
 _NEW_TEXT_PATIENCE = 64
-# A tree must lose by so much before it is left: what is measured is noisy.
+# A tree is kept unless it loses by more than this fraction: measurements are noisy.
 _MARGIN = 0.02
-# Steps by which a program is timed that no warm-up has timed.
+# Steps that time a program which no warm-up has timed.
 _TIMED_STEPS = 4
-# Steps of a tree that has just been taken up; twice as many each time that it is kept.
+# Steps of a newly chosen tree until the next choice; doubled each time the tree is kept.
 _FIRST_BURST = 2
 
-# What is known of a text before counts for so much of what its own calls tell.
+# Weight kept from earlier texts.
 _CARRIED = 0.25
 
 
 @dataclass
 class _Learned:
-    """What the last texts taught of a tree.
+    """Measurements of a tree's gain on recent texts.
 
     Attributes:
-      gain: tokens that a target call gains; None before it is known.
-      calls: target calls that it is known from, the older the less they count.
-      patience: baseline steps until a tree that does not pay is tried again.
-      waiting: how many of them are left.
+      gain: tokens gained per target call; None until known.
+      calls: number of target calls behind `gain`, decayed by age.
+      patience: baseline steps before a tree that does not pay is tried again.
+      waiting: remaining baseline steps before the next try.
       burst: steps of the tree until the next choice.
     """
 
@@ -64,15 +64,15 @@ class _Learned:
     burst: int = _FIRST_BURST
 
     def begin_text(self) -> None:
-        """Let what other texts taught count for little: the rows that decode now are new."""
+        """Reduce the weight of earlier texts, because all rows that decode now are new."""
         self.calls *= _CARRIED
         self.patience = min(self.patience, _NEW_TEXT_PATIENCE)
         self.burst = _FIRST_BURST
         self.waiting = min(self.waiting, _PATIENCE)
 
 
-# Engines of one process share them: seconds of a step, the last few of every compiled program, and
-# what was learned of every tree of a pair of models.
+# Shared by all engines of a process: recent seconds per step of every compiled program, and the
+# measured gain of every tree for a pair of models.
 _seconds: dict[Hashable, deque[float]] = {}
 _learned: dict[Hashable, _Learned] = {}
 
@@ -80,10 +80,10 @@ _learned: dict[Hashable, _Learned] = {}
 def bind_models(
     target: Target, drafter: LoadedHead | Drafter | None, tree: TreeConfig | TreeTable | None
 ) -> tuple[Drafter, tuple[TreeConfig | None, ...]]:
-    """The drafter that decoding takes, and the trees that it may draft.
+    """Return the drafter to use, and the trees that it may draft.
 
     Raises:
-      InputError: a model is something else, or they do not fit each other.
+      InputError: an argument has the wrong type, or the models do not fit each other.
     """
     if isinstance(tree, TreeTable):
         bound = as_drafter(drafter)
@@ -95,7 +95,7 @@ def bind_models(
         trees = (one,)
     if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
         raise InputError(
-            f"target is {target!r:.40}; give what load_target returns, then its drafter."
+            f"target is {target!r:.40}; give the result of load_target, and load its drafter."
         )
     for one in trees:
         check_drafting(target.config, bound, one)
@@ -104,25 +104,25 @@ def bind_models(
 
 
 class TreeChooser:
-    """The trees that there are, and which of them is the fastest.
+    """Chooses the fastest of several trees while decoding.
 
     Attributes:
-      trees: all that may be drafted; None, the root alone, comes first.
-      row_counts: numbers of rows that are decoded together, in rising order.
-      programs: what may be compiled, pairs of a number of rows and a tree.
+      trees: all trees that may be drafted; the first is None, the root alone.
+      row_counts: batch sizes for decoding, ascending.
+      programs: (batch size, tree) pairs that may be compiled.
 
     Args:
       tree: one tree for all texts, or the tuner's table; None is the root alone.
-      adaptive: whether the root alone is drafted where a tree does not pay.
+      adaptive: whether to draft the root alone while a tree does not pay.
       slots: B, rows of the state.
-      row_counts: numbers of rows, beside all, that are decoded together; None takes the table's
-        batch sizes, and without a table the smallest one possible.
-      shards: parts of the rows on a mesh, all of one size.
-      models: what tells target and drafter apart from others.
-      shape: what the seconds of a step depend on besides models, rows and tree.
+      row_counts: batch sizes besides B; None uses the table's batch sizes, or without a table the
+        smallest possible one.
+      shards: number of equal shards of the rows on a mesh.
+      models: key of the target and the drafter for shared measurements.
+      shape: key of everything else that affects the seconds per step, besides rows and tree.
 
     Raises:
-      InputError: the parts would not be of one size.
+      InputError: the shards would not be equal.
     """
 
     def __init__(
@@ -161,22 +161,22 @@ class TreeChooser:
         self._text_is_new = False
 
     def rows_for(self, active: int) -> int:
-        """The smallest of `row_counts` that holds so many rows."""
+        """The smallest of `row_counts` that is at least `active`."""
         return next(rows for rows in self.row_counts if rows >= active)
 
     def begin_text(self) -> None:
-        """Note that the rows that decode next are new, all of them."""
+        """Record that all rows that decode next are new."""
         self._text_is_new = True
 
     def choose(
         self, rows: int, temperatures: Sequence[float], most: int
     ) -> tuple[TreeConfig | None, int]:
-        """The tree of the next steps, and how many steps to take before the next choice.
+        """Choose the tree of the next steps, and the number of steps until the next choice.
 
         Args:
-          rows: one of `row_counts`.
-          temperatures: of the rows that speculate; where none does, it is the root alone.
-          most: steps that the caller has room for.
+          rows: batch size, one of `row_counts`.
+          temperatures: temperatures of the rows that speculate; if empty, the root alone is chosen.
+          most: maximum number of steps.
         """
         tuned = self._tuned(rows, temperatures)
         tree = self._only if tuned is None else tuned.tree
@@ -194,7 +194,7 @@ class TreeChooser:
         if own.waiting:
             return None, min(own.waiting, most)
         if cost is None:
-            # The tree first; then the baseline once, to know what a step of the tree costs.
+            # Time the tree first, then the baseline once, for the ratio of their costs.
             measured = self.seconds(rows, tree) is not None
             return (None if measured and own.calls else tree), min(_TIMED_STEPS, most)
         if own.gain is None:
@@ -203,7 +203,7 @@ class TreeChooser:
             return tree, min(own.burst, most)
         own.waiting = own.patience
         own.patience = min(2 * own.patience, _LONGEST_PATIENCE)
-        # Tried again, it is expected to pay just so.
+        # At the next try, assume that the tree just pays.
         own.gain, own.calls, own.burst = cost, 0.0, _FIRST_BURST
         return None, min(own.waiting, most)
 
@@ -216,15 +216,15 @@ class TreeChooser:
         gained: int,
         seconds: float | None,
     ) -> None:
-        """Record what some steps cost and gained.
+        """Record the time and the gain of some steps.
 
         Args:
-          rows: rows that were decoded together.
-          tree: what was drafted.
-          steps: steps that were taken.
-          calls: target calls of rows that speculate, in these steps.
-          gained: tokens that these calls gained.
-          seconds: that a step took; None where that was not measured.
+          rows: batch size.
+          tree: tree that was drafted.
+          steps: number of steps.
+          calls: target calls of speculating rows in these steps.
+          gained: tokens gained by these calls.
+          seconds: seconds per step; None if not measured.
         """
         if seconds is not None:
             self.add_time(rows, tree, seconds)
@@ -244,18 +244,19 @@ class TreeChooser:
             own.patience = _PATIENCE
 
     def add_time(self, rows: int, tree: TreeConfig | None, seconds: float) -> None:
-        """Record how long a step took."""
+        """Record the seconds of a step."""
         _seconds.setdefault((self._shape, rows, tree), deque(maxlen=9)).append(seconds)
 
     def seconds(self, rows: int, tree: TreeConfig | None) -> float | None:
-        """Median seconds of a step of late; None before one is measured."""
+        """Median of the recent seconds per step; None if there are no measurements."""
         known = _seconds.get((self._shape, rows, tree))
         return median(known) if known else None
 
     def cost(self, rows: int, tree: TreeConfig, tuned: TunedTree | None = None) -> float | None:
-        """What a step costs in steps of the baseline, which it must gain in tokens; None: unknown.
+        """Cost of a step in baseline steps, and so its least gain in tokens; None if unknown.
 
-        Until the baseline is measured it is what the table says, for a tree that pays there.
+        Without measurements of both, the cost follows from the table's acceptance length and
+        speed-up.
         """
         own, baseline = self.seconds(rows, tree), self.seconds(rows, None)
         if own is not None and baseline is not None:

@@ -1,4 +1,4 @@
-"""Attention as the target uses it; the only module that knows the attention kernel."""
+"""Attention of the target; the only module that imports the attention kernel."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.tree_attention import PAGE as PAGE
 from pallas_kernels.tree_attention import tree_attention as tree_attention
 
-# Queries per block: bounds the scores to [B, Q, 128, T] and skips the keys after the block.
+# Queries per block; bounds the scores to [B, Q, 128, T] and skips the keys after the block.
 _BLOCK = 128
 
 
@@ -20,12 +20,12 @@ def prefill_attention(
     segments: Int[Array, "B T"] | None = None,
     beside: tuple[Float[Array, "B T J K H"], Float[Array, "B T J K H"]] | None = None,
 ) -> Float[Array, "B T Q H"]:
-    """Causal self-attention over left-aligned sequences, float32 softmax.
+    """Causal self-attention over left-aligned sequences, with a float32 softmax.
 
-    Rows may end in padding: the causal mask already hides it from every real position. A token sees
-    `window` positions, its own included, or None for all before it. Tokens of different `segments`
-    do not see each other. Of `beside`, J more keys and values at each place, the token at that
-    place sees all, and no other token any.
+    Rows may end in padding, which the causal mask hides from all real positions. A token attends to
+    `window` positions, its own included; None is all positions before it. Tokens of different
+    `segments` do not attend to each other. `beside` has J more keys and values per position, which
+    are visible to the token at that position only.
     """
     T = q.shape[1]
     reach = T if window is None else window - 1
@@ -51,7 +51,7 @@ def _causal_block(
     together: Bool[Array, "B block keys"] | None,
     beside: tuple[Float[Array, "B block J K H"], Float[Array, "B block J K H"]] | None,
 ) -> Float[Array, "B block Q H"]:
-    """Query i stands where key `offset + i` does."""
+    """Attention of one block; query i is at the position of key `offset + i`."""
     B, block, Q, H = q.shape
     keys, K = k.shape[1:3]
     grouped = q.reshape(B, block, K, Q // K, H)

@@ -1,4 +1,4 @@
-"""The key-value cache in pages: made once, written in place, rolled back by its lengths."""
+"""The paged key-value cache: allocated once, written in place, rolled back by its lengths."""
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -18,15 +18,15 @@ def init_cache(
     own: CacheShape | None = None,
     pages: int | None = None,
 ) -> KVCache:
-    """An empty cache; on a mesh, this device's part of it.
+    """Create an empty cache; on a mesh, this device's shard of it.
 
     Args:
-      config: of the target.
+      config: config of the target.
       batch: B.
-      slots: S, tokens that a row may come to.
-      dtype: of the keys and values.
-      own: the drafter's own layers, which come after the target's.
-      pages: number of pages; None for S slots of every row: row b has pages b M to (b + 1) M - 1.
+      slots: S, maximum number of tokens of a row.
+      dtype: dtype of keys and values.
+      own: shape of the drafter's own layers, which follow the target's.
+      pages: number of pages; None for S slots per row, where row b has pages b M to (b + 1) M - 1.
     """
     target = CacheShape(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
     table = own_pages(batch, slots)
@@ -43,13 +43,13 @@ def init_cache(
 
 
 def own_pages(batch: int, slots: int) -> Int[Array, "B M"]:
-    """The table of B rows with pages of their own, for S slots each."""
+    """Return the table of B rows that do not share pages, with S slots each."""
     M = -(-slots // PAGE)
     return jnp.arange(batch * M).reshape(batch, M)
 
 
 def split_layers(cache: KVCache, config: TargetConfig) -> tuple[KVCache, KVCache]:
-    """The target's layers, and the drafter's own."""
+    """Split the cache into the target's layers and the drafter's own layers."""
     L = config.num_hidden_layers
     return (
         cache._replace(keys=cache.keys[:L], values=cache.values[:L]),
@@ -58,12 +58,12 @@ def split_layers(cache: KVCache, config: TargetConfig) -> tuple[KVCache, KVCache
 
 
 def first_layers(cache: KVCache, count: int) -> KVCache:
-    """The first layers of a cache."""
+    """Return the first layers of a cache."""
     return cache._replace(keys=cache.keys[:count], values=cache.values[:count])
 
 
 def join_layers(target: KVCache, own: KVCache) -> KVCache:
-    """The cache of the target's layers and the drafter's own, with the target's lengths."""
+    """Join the target's layers and the drafter's own layers, with the target's lengths."""
     return target._replace(keys=target.keys + own.keys, values=target.values + own.values)
 
 
@@ -73,15 +73,15 @@ def append(
     values: tuple[Float[Array, "B T K H"], ...],
     count: Int[Array, " B"],
 ) -> KVCache:
-    """Write the first `count` of T tokens behind the cached ones of every row.
+    """Write the first `count` of T tokens after the cached tokens of every row.
 
-    Rows may have no room for the others, which are not written.
+    The remaining tokens are not written, so rows need no room for them.
     """
     (B, T), pages = keys[0].shape[:2], len(cache.keys[0])
     places = jnp.arange(T)
     at = cache.lengths[:, None] + places
     own = jnp.take_along_axis(cache.table, at // PAGE, axis=1, mode="clip")
-    # Numbers past the last page, each its own, stand for none.
+    # Distinct page numbers past the last page are dropped.
     none = pages + jnp.arange(B * T).reshape(B, T)
     page = jnp.where(places < count[:, None], own, none)
 
@@ -104,9 +104,9 @@ def commit(
     path: Int[Array, "B P"],
     count: Int[Array, " B"],
 ) -> KVCache:
-    """Append the first `count` nodes of every row's accepted path and forget all other nodes.
+    """Append the first `count` nodes of every row's accepted path, and drop all other nodes.
 
-    A path begins at node 0, and has a node in every place.
+    A path begins at node 0 and has a node at every index.
     """
 
     def pick(nodes: Float[Array, "B N K H"]) -> Float[Array, "B P K H"]:
@@ -118,12 +118,12 @@ def commit(
 
 
 def rows_of(cache: KVCache, rows: Int[Array, " G"]) -> KVCache:
-    """The cache of some rows, in the pages of all; a number past the last stands for the last."""
+    """Return the cache of some rows; the pages stay shared. Out-of-range rows read the last row."""
     return cache._replace(table=cache.table[rows], lengths=cache.lengths[rows])
 
 
 def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
-    """The cache after some of its rows, from `rows_of`, were written; B and above for none."""
+    """Put rows from `rows_of` back after they were written; rows of B and above are dropped."""
     lengths = cache.lengths.at[rows].set(fresh.lengths, mode="drop")
     return fresh._replace(table=cache.table, lengths=lengths)
 
@@ -131,7 +131,7 @@ def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
 def slots_of(
     layer: Float[Array, "pages K page H"], table: Int[Array, "B M"]
 ) -> Float[Array, "B K S H"]:
-    """The slots of every row of a layer, in the order of the text."""
+    """Return the slots of every row of a layer, in the order of the text."""
     B, M = table.shape
     _, K, _, H = layer.shape
     return layer[table].transpose(0, 2, 1, 3, 4).reshape(B, K, M * PAGE, H)

@@ -28,9 +28,9 @@ WEIGHT_INIT = nnx.initializers.normal(0.02)
 class Attention(nnx.Module):
     """Projections of grouped-query attention, stored [in, out].
 
-    Those of queries, keys and values lie side by side: for each key head its query heads, itself
-    and its value head. They read as many `inputs` as are given, by default the model's width, which
-    the output has.
+    The query, key and value projections are one weight: each key head's query heads, followed by
+    its key and value head. `inputs` is their input width; it defaults to the model's width, which
+    is the output width.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs, inputs: int | None = None) -> None:
@@ -52,7 +52,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """The block's output, and the keys (rotated) and values of the tokens in x."""
+        """Return the block's output, and the rotated keys and the values of the tokens in x."""
         q, k, v = self._heads(x, angles)
         attended = attend(q, k, v).reshape(*x.shape[:2], -1)
         projected = all_reduce(linear(attended, self.o_proj.get_value()))
@@ -61,7 +61,7 @@ class Attention(nnx.Module):
     def keys_and_values(
         self, x: Float[Array, "B T I"], angles: Angles
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """The keys (rotated) and values of the tokens in x."""
+        """Return the rotated keys and the values of the tokens in x."""
         return self._heads(x, angles)[1:]
 
     def _heads(
@@ -74,9 +74,9 @@ class Attention(nnx.Module):
             q, k, v = jnp.split(heads, [-2, -1], axis=-2)
             q, k = normalised(q, self.q_norm, config), normalised(k, self.k_norm, config)
             heads = jnp.concatenate([q, k, v], axis=-2)
-        # Rotated as one array, whose last heads are values, and held by the barrier: attention
-        # reads its parts now, and `commit` at the end of the step, where XLA for GPUs would
-        # otherwise compute them a second time.
+        # Rotated as one array, in which the last head per group is the value. Barrier: attention
+        # and `commit` at the end of the step read parts of it, and XLA for GPUs would otherwise
+        # compute them twice.
         is_value = jnp.arange(heads.shape[-2]) == heads.shape[-2] - 1
         cosine, sine = (angle[..., None, :] for angle in angles)
         heads = jnp.where(is_value[:, None], heads, rotate(heads, cosine, sine))
@@ -91,7 +91,7 @@ def _draw(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
 class FeedForward(nnx.Module):
     """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202), stored [in, out].
 
-    Gate and inner projection lie side by side, in as many groups as a mesh may have parts.
+    Gate and up projection are one weight, in groups by which a mesh can split both alike.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -109,7 +109,7 @@ class FeedForward(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and feed-forward, each with its norms and its residual."""
+    """Attention and feed-forward blocks, each with norms and a residual."""
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -131,7 +131,7 @@ class DecoderLayer(nnx.Module):
 
 
 def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
-    """The weight of a norm that does not scale; of the model's width, unless a size is given."""
+    """Create the weight of an identity norm, of the model's width or the given size."""
     shape = size or config.hidden_size
     return nnx.Param(jnp.zeros(shape) if config.zero_centered_norms else jnp.ones(shape))
 
@@ -139,10 +139,10 @@ def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
 def normalised(
     x: Float[Array, "..."], norm: nnx.Param | None, config: TargetConfig
 ) -> Float[Array, "..."]:
-    """Through the model's root-mean-square norm (arXiv 1910.07467), where there is one.
+    """Apply the model's root-mean-square norm (arXiv 1910.07467); the identity without a weight.
 
-    It is computed in float32 and returned in x's dtype. A zero-centered one multiplies by one plus
-    its weight, before the result is cast.
+    It is computed in float32 and returned in x's dtype. A zero-centered norm multiplies by one plus
+    its weight before the result is cast.
     """
     if norm is None:
         return x

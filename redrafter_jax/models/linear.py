@@ -1,8 +1,7 @@
-"""Linear maps: of plain arrays or of codes of 8 or 4 bits with scales, and several maps as one.
+"""Linear maps with plain or quantized weights, and several maps joined in one weight.
 
-Maps of the same inputs have their weights side by side, so that a GPU starts one product where
-there were several. The parameter says in its metadata what it is joined of (`joined_param`); files
-have the parts.
+Maps of the same inputs are joined, so that a GPU runs one matrix product instead of several. The
+parameter's metadata has the parts' names and widths (`joined_param`); files have separate parts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,23 +19,23 @@ from pallas_kernels.dispatch import fewest_rows
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce, shard_start
 
-# Of int4, the first that divides the inputs.
+# Group sizes of int4; the first one that divides the inputs is used.
 GROUP_SIZES = (128, 64, 32)
 
 
 class QuantizedWeight(NamedTuple):
-    """A weight of 8 or 4 bits per number.
+    """A weight with 8 or 4 bits per number.
 
-    A matrix lies [in, out], and its numbers are quantized in groups along the inputs; a table of
-    embeddings lies [V, D], in groups along D. Each group has a scale; a single group is all inputs
-    of an output channel. Scales and minima have the matrix's axes, with one entry per group along
-    the grouped one.
+    A matrix is [in, out], quantized in groups along the inputs; an embedding table is [V, D],
+    quantized in groups along D. Each group has a scale; formats with one group have a scale per
+    output channel. Scales and minima have the axes of the matrix, with one entry per group along
+    the grouped axis.
 
     Attributes:
-      codes: int8, int4 or float8_e4m3fn. A number is `scale * code`, or of whole numbers with a
-        minimum `minimum + scale * (code - lowest)`, lowest being the least that the dtype can hold.
-      scale: of every group.
-      minimum: the number that the lowest code stands for; None where 0 stands for 0.
+      codes: int8, int4 or float8_e4m3fn. The number is `scale * code`, or with a minimum
+        `minimum + scale * (code - lowest)`, where `lowest` is the least value of the integer dtype.
+      scale: scale of every group.
+      minimum: number that the lowest code represents; None if code 0 represents 0.
     """
 
     codes: Num[Array, "..."]
@@ -50,20 +49,20 @@ Weight: TypeAlias = Float[Array, "..."] | QuantizedWeight
 def linear(
     x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike | None = None
 ) -> Float[Array, "... O"]:
-    """`x @ weight`.
+    """Compute `x @ weight`.
 
-    Of a quantized weight, codes are multiplied as they are, in x's dtype, which holds them exactly;
-    float32 sums of the products are scaled, so that no dequantized weight is made. On Hopper GPUs a
-    kernel does this for weights of several groups; see `grouped_matmul`.
+    With a quantized weight, the codes are multiplied in x's dtype, which represents them exactly,
+    and the float32 sums are scaled, so that no dequantized weight is created. On Hopper GPUs a
+    kernel does this for weights with several groups; see `grouped_matmul`.
 
     Args:
       x: float32 or bfloat16.
       weight: [in, out], plain or quantized.
-      dtype: of the result; None is x's.
+      dtype: dtype of the result; None is x's.
     """
     if not isinstance(weight, QuantizedWeight):
         return by_rows(lambda rows: jnp.matmul(rows, weight, preferred_element_type=dtype), x)
-    from pallas_kernels.grouped_matmul import grouped_matmul  # of quantized weights alone
+    from pallas_kernels.grouped_matmul import grouped_matmul  # only for quantized weights
 
     product = grouped_matmul(x.reshape(-1, x.shape[-1]), *weight)
     return product.reshape(*x.shape[:-1], -1).astype(dtype or x.dtype)
@@ -72,7 +71,7 @@ def linear(
 def by_rows(
     product: Callable[[Float[Array, "... I"]], Float[Array, "... O"]], x: Float[Array, "... I"]
 ) -> Float[Array, "... O"]:
-    """A product of x, of whose rows there are at least as many as the device takes at once."""
+    """Apply a product to x, padded to the number of rows that the device computes at once."""
     rows = x.reshape(-1, x.shape[-1])
     missing = fewest_rows() - len(rows)
     if missing <= 0:
@@ -84,13 +83,13 @@ def by_rows(
 def read_rows(
     table: Weight, rows: Int[Array, "..."], size: int, dtype: DTypeLike
 ) -> Float[Array, "... D"]:
-    """Rows of a table by their numbers in it; this device may hold a part of the table.
+    """Read rows of a table, of which this device may hold a shard.
 
     Args:
-      table: the part, or the whole table.
-      rows: numbers of rows in the whole table.
+      table: the whole table, or this device's shard.
+      rows: row numbers in the whole table.
       size: number of rows of the whole table.
-      dtype: of rows of a quantized table.
+      dtype: dtype of rows of a quantized table.
     """
 
     def read(own: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -105,26 +104,26 @@ def read_rows(
 
 
 def table_length(table: Weight) -> int:
-    """How many rows of a table this device holds."""
+    """Return the number of rows of a table on this device."""
     return len(table.codes if isinstance(table, QuantizedWeight) else table)
 
 
 def transposed(table: QuantizedWeight) -> QuantizedWeight:
-    """A table as a matrix [in, out], or the other way round."""
+    """Convert a quantized table to a matrix [in, out], or back."""
     return jax.tree.map(lambda leaf: leaf.T, table)
 
 
 def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> QuantizedWeight:
-    """The nearest weight of a format, group by group.
+    """Quantize a weight to the nearest numbers of a format, group by group.
 
-    int8, and fp8, which is float8_e4m3fn, have one float32 scale for all inputs of an output, and
-    no minimum. int4 has a bfloat16 scale and minimum for each group of 128 inputs, or of 64 or 32
-    where those do not divide them; they are rounded before the codes are chosen.
+    int8 and fp8 (float8_e4m3fn) have a float32 scale per output and no minimum. int4 has a bfloat16
+    scale and minimum per group of 128 inputs, or of 64 or 32 if the larger sizes do not divide the
+    inputs; scale and minimum are rounded before the codes are chosen.
 
     Args:
-      weight: a matrix [in, out] or a table [V, D], finite.
-      form: "int8", "int4" or "fp8"; for int4 `group_size` must know the inputs.
-      axis: of the inputs, 0 of a matrix and 1 of a table.
+      weight: a finite matrix [in, out] or table [V, D].
+      form: "int8", "int4" or "fp8"; for int4 a group size must divide the inputs.
+      axis: axis of the inputs, 0 for a matrix and 1 for a table.
     """
     size = weight.shape[axis]
     group = group_size(size) if form == "int4" else size
@@ -149,12 +148,12 @@ def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> 
 
 
 def group_size(inputs: int) -> int | None:
-    """Inputs to a group of int4; None where no size divides them."""
+    """Return the group size of int4; None if no size divides the inputs."""
     return next((size for size in GROUP_SIZES if inputs % size == 0), None)
 
 
 def dequantize(weight: Weight, dtype: DTypeLike) -> Float[Array, "..."]:
-    """The numbers that a weight stands for, as a plain array; one that is plain stays as it is."""
+    """Return a weight as a plain array; plain weights are returned unchanged."""
     if not isinstance(weight, QuantizedWeight):
         return weight
     codes, scale, minimum = weight
@@ -171,19 +170,19 @@ def dequantize(weight: Weight, dtype: DTypeLike) -> Float[Array, "..."]:
 
 
 def _divisor(scale: Float[Array, "..."]) -> Float[Array, "... 1"]:
-    """1 for groups of equal numbers, whose scale is 0."""
+    """Replace scale 0, of groups of equal numbers, by 1."""
     return jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None]
 
 
 class Joint(NamedTuple):
-    """How the outputs of several maps lie side by side: in groups, which hold some of every map.
+    """The layout of several joined maps: groups, each with some outputs of every map.
 
-    A mesh that divides the groups so splits all of the maps alike, by splitting the whole.
+    A mesh that divides the groups splits all maps alike when it splits the joined weight.
 
     Attributes:
-      names: what the parameters of the maps are called in files.
-      groups: how many there are.
-      widths: outputs that each map has in a group.
+      names: parameter names of the maps in files.
+      groups: number of groups.
+      widths: number of outputs of each map per group.
     """
 
     names: tuple[str, ...]
@@ -192,7 +191,7 @@ class Joint(NamedTuple):
 
 
 class SeparateWeights(NamedTuple):
-    """Weights that cannot lie side by side, for they are quantized in different ways."""
+    """Weights that cannot be joined, because they are quantized differently."""
 
     parts: tuple[Weight, ...]
 
@@ -200,31 +199,31 @@ class SeparateWeights(NamedTuple):
 def joined_param(
     joint: Joint, inputs: Sequence[int], init: Callable[[tuple[int, ...]], Array]
 ) -> nnx.Param:
-    """A parameter of several maps, each made by itself, in their order.
+    """Create a joined parameter; the parts are initialised one by one, in order.
 
     Args:
-      joint: how they are joined.
-      inputs: the axes before the outputs: one of weights, none of biases.
-      init: from the shape of a part to its numbers.
+      joint: layout of the joined maps.
+      inputs: axes before the outputs: one for weights, none for biases.
+      init: function from the shape of a part to its values.
     """
     parts = [init((*inputs, joint.groups * width)) for width in joint.widths]
     return nnx.Param(join(joint, parts), joint=joint)
 
 
 def joint_of(variable: nnx.Variable[Any]) -> Joint | None:
-    """How a parameter is joined; None for one map alone."""
+    """Return the layout of a joined parameter; None for a single map."""
     return variable.get_metadata().get("joint")
 
 
 def join(joint: Joint, parts: Sequence[Weight]) -> Weight | SeparateWeights:
-    """The parts as one weight, if they are plain or quantized alike; biases too."""
+    """Join weights or biases that are plain or quantized alike; others stay separate."""
     if len({_form(part) for part in parts}) > 1:
         return SeparateWeights(tuple(parts))
     return jax.tree.map(partial(_side_by_side, joint), *parts)
 
 
 def _form(part: Weight) -> Any:
-    """What parts must have in common, beside their outputs."""
+    """Return what parts must have in common, besides their outputs."""
     leaves, structure = jax.tree.flatten(part)
     return structure, *((str(leaf.dtype), leaf.shape[:-1]) for leaf in leaves)
 
@@ -238,7 +237,7 @@ def _side_by_side(joint: Joint, *parts: Shaped[Array, "..."]) -> Shaped[Array, "
 
 
 def take_apart(joint: Joint, whole: Any) -> tuple[Weight, ...]:
-    """The parts of a weight or of a bias, as `join` was given them; the host's arrays as well."""
+    """Split a joined weight or bias into the parts given to `join`; also for NumPy arrays."""
     if isinstance(whole, SeparateWeights):
         return whole.parts
     starts = [sum(joint.widths[:at]) for at in range(1, len(joint.widths))]
@@ -256,7 +255,7 @@ def take_apart(joint: Joint, whole: Any) -> tuple[Weight, ...]:
 def parts_of(
     path: tuple[Any, ...], variable: nnx.Variable[Any]
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """A parameter's path and value, or those of the parameters that it is joined of."""
+    """Yield path and value of a parameter, or of each part if it is joined."""
     joint, value = joint_of(variable), variable.get_value()
     if joint is None:
         yield path, value
@@ -271,7 +270,7 @@ def parts_of(
 def joined_linear(
     x: Float[Array, "... I"], weight: nnx.Param, bias: nnx.Param | None = None
 ) -> Float[Array, "... groups outputs"]:
-    """What the maps make of x, in groups as they lie; of these this device may have a part."""
+    """Apply joined maps to x; returns the outputs in groups, on a mesh this device's shard."""
     joint, value = joint_of(weight), weight.get_value()
     assert joint is not None, "the parameter is one map alone"
     if isinstance(value, SeparateWeights):

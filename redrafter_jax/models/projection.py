@@ -17,11 +17,11 @@ from redrafter_jax.parallel.model import Model
 
 
 class Projection(nnx.Module):
-    """Scores of the tokens of a vocabulary, or of some of them in their order.
+    """Scores of all tokens of a vocabulary, or of some of them in their order.
 
     Attributes:
-      weight: [D U], or [U D] where it is an embedding.
-      embedding: whether it lies as an embedding does.
+      weight: [D U], or [U D] for an embedding.
+      embedding: whether the weight has the layout of an embedding.
     """
 
     def __init__(self, weight: Weight, *, embedding: bool) -> None:
@@ -29,7 +29,7 @@ class Projection(nnx.Module):
         self.embedding = embedding
 
     def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, "... U"]:
-        """Scores, float32; on a mesh, those of this device's part of the weight."""
+        """Return float32 scores; on a mesh, those of this device's shard of the weight."""
         weight = self.weight.get_value()
         if not self.embedding:
             return linear(hidden, weight, jnp.float32)
@@ -38,7 +38,7 @@ class Projection(nnx.Module):
         return by_rows(partial(_times_embedding, weight), hidden)
 
     def of_tokens(self, tokens: Int[Array, " U"]) -> "Projection":
-        """The projection of these tokens alone, whose weights are gathered."""
+        """Return the projection of these tokens alone; gathers their weights."""
         axis = 0 if self.embedding else 1
         gather = partial(jnp.take, indices=tokens, axis=axis)
         weight: Weight = jax.tree.map(gather, self.weight.get_value())
@@ -50,23 +50,23 @@ class Projection(nnx.Module):
 def _times_embedding(
     embedding: Float[Array, "U D"], hidden: Float[Array, "... D"]
 ) -> Float[Array, "... U"]:
-    # Written as the embedding times a few columns, and held so by the barriers: on the CPU XLA
-    # would otherwise transpose the whole embedding in every step.
+    # Computed as embedding times columns, which the barriers preserve: XLA for CPUs would otherwise
+    # transpose the whole embedding in every step.
     columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
     scores = jnp.tensordot(embedding, columns, 1, preferred_element_type=jnp.float32)
     return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
 
 
-# Parts of a vocabulary projection, by their tokens.
+# Gathered parts of a vocabulary projection, by token ids.
 _Parts = dict[tuple[int, ...], Model[None, Projection]]
 
 
 class Lender:
-    """What drafters borrow of one target's vocabulary projection, each part gathered once.
+    """The parts of a target's vocabulary projection that drafters borrow, each gathered once.
 
     Args:
       target: the target model.
-      parts: parts that are gathered already, to which others are added.
+      parts: parts gathered so far; new ones are added to it.
     """
 
     def __init__(self, target: Model[TargetConfig, Any], parts: _Parts | None = None) -> None:
@@ -74,7 +74,7 @@ class Lender:
         self._parts: _Parts = {} if parts is None else parts
 
     def projection(self, tokens: tuple[int, ...]) -> Model[None, Projection] | None:
-        """The projection of these tokens; None where each device holds but a part of all."""
+        """Return the projection of these tokens; None on a mesh that splits the vocabulary."""
         target = self._target
         mesh = target.mesh
         parts = 1 if mesh is None else mesh.shape[MODEL]
@@ -86,12 +86,12 @@ class Lender:
         return self._parts[tokens]
 
 
-# Parts of the targets that are in use, by identity, for processes that call `generate` many times.
+# Parts of live targets by identity, for processes that call `generate` many times.
 _lent: dict[int, _Parts] = {}
 
 
 def lender_of(target: Model[TargetConfig, Any]) -> Lender:
-    """A lender of the target's parts, which are kept as long as the target is in use."""
+    """Return a lender for the target; its parts are kept as long as the target is alive."""
     key = id(target)
     if key not in _lent:
         _lent[key] = {}

@@ -1,4 +1,4 @@
-"""A model with its matrices quantized."""
+"""Quantization of a model's matrices."""
 
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,12 @@ AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
 
 
 def quantize_model(model: AnyModel, quantization: Quantization) -> AnyModel:
-    """The model with its matrices in these formats; a target's or a drafter's on one device.
+    """Quantize the matrices of a target or drafter on one device.
 
-    Under `jax.eval_shape`, shapes alone.
+    Under `jax.eval_shape` only shapes are computed.
 
     Raises:
-      InputError: int4 is asked of a matrix whose inputs no group size divides.
+      InputError: int4 is requested for a matrix whose inputs no group size divides.
     """
 
     def quantized(path: tuple[Any, ...], variable: Any) -> Any:
@@ -38,14 +38,14 @@ def quantize_model(model: AnyModel, quantization: Quantization) -> AnyModel:
     return replace(model, params=nnx.from_flat_state(flat))
 
 
-# One for all callers, that they round alike: XLA may round differently what is not compiled.
+# Compiled once for all callers: XLA may round differently without compilation.
 compiled_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)
 
 
 def check_format(name: str, form: WeightFormat, inputs: int) -> None:
-    """Refuse int4 for a matrix whose inputs no group size divides."""
+    """Raise an error for int4 if no group size divides the inputs of the matrix."""
     if form == "int4" and group_size(inputs) is None:
         raise InputError(
-            f"{name!r} has {inputs} inputs, no multiple of a group size of int4 "
-            f"({', '.join(map(str, GROUP_SIZES))}); take int8 or fp8."
+            f"{name!r} has {inputs} inputs, not a multiple of a group size of int4 "
+            f"({', '.join(map(str, GROUP_SIZES))}); use int8 or fp8."
         )

@@ -1,4 +1,4 @@
-"""Rotary embedding: its frequencies, the ways in which checkpoints stretch them, the rotation."""
+"""Rotary embedding: frequencies, their scalings in checkpoints, and the rotation."""
 
 import math
 
@@ -20,9 +20,9 @@ from redrafter_jax.config import (
 def rotary_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> Float[np.ndarray, " half"]:
-    """Radians per position of each pair of the head, float32, the fastest first.
+    """Return the float32 radians per position of each pair of a head, fastest first.
 
-    Worked out in float64 before anything is traced: they are constants of a checkpoint.
+    They are computed in float64 outside of tracing, as they are constants of a checkpoint.
     """
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     match scaling:
@@ -40,7 +40,7 @@ def rotary_frequencies(
 
 
 def positions_in(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The position of every token in its document, from 0; `segments` numbers the documents."""
+    """Return each token's position in its document, from 0; `segments` numbers the documents."""
     places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=-1) != 0
     return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
@@ -51,22 +51,22 @@ def rotary_angles(
     frequencies: Float[np.ndarray, " half"],
     gain: float | None = None,
 ) -> tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]:
-    """Cosine and sine, float32, of the rotation of each position (arXiv 2104.09864, eq. 34).
+    """Return float32 cosine and sine of each position's angles (arXiv 2104.09864, eq. 34).
 
-    `gain` is a factor on both, None for 1.
+    `gain` is a factor on both; None is 1.
     """
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     if gain is not None:
         cosine, sine = gain * cosine, gain * sine
-    # The barrier keeps XLA from computing them again inside every layer.
+    # Barrier: XLA would otherwise compute the angles again in every layer.
     return jax.lax.optimization_barrier((cosine, sine))
 
 
 def rotate(
     x: Float[Array, "... H"], cosine: Float[Array, "... half"], sine: Float[Array, "... half"]
 ) -> Float[Array, "... H"]:
-    """Rotary embedding with the halves of the head paired, as Hugging Face stores its weights."""
+    """Apply the rotary embedding; pairs join the halves of a head, as in Hugging Face's weights."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
@@ -75,7 +75,7 @@ def rotate(
 def _blend(
     plain: Float[np.ndarray, " half"], factor: float, kept: Float[np.ndarray, " half"]
 ) -> Float[np.ndarray, " half"]:
-    """Frequencies of which the share `kept` stays as it is and the rest is divided by `factor`."""
+    """Scale frequencies by `1 / factor`, except for the fraction `kept` of each."""
     return plain * kept + plain / factor * (1 - kept)
 
 
@@ -89,7 +89,7 @@ def _llama3_kept(
 
 def _yarn_kept(head_dim: int, theta: float, scaling: YarnScaling) -> Float[np.ndarray, " half"]:
     def pair_with(turns: float) -> float:
-        """Where along the head a frequency makes so many turns in the original context."""
+        """Return the index along the head whose frequency makes `turns` in the original context."""
         positions_per_radian = scaling.original_max_position_embeddings / (2 * math.pi * turns)
         return head_dim * math.log(positions_per_radian) / (2 * math.log(theta))
 
@@ -97,6 +97,6 @@ def _yarn_kept(head_dim: int, theta: float, scaling: YarnScaling) -> Float[np.nd
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
-    # transformers' width of a ramp that would have none.
+    # transformers' width for an empty ramp.
     width = last - first or 1e-3
     return 1 - np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)

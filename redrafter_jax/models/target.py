@@ -1,4 +1,4 @@
-"""The target: a decoder of the Llama kind that verifies a token tree in one pass."""
+"""The target: a decoder of the Llama family that verifies a token tree in one pass."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,18 +26,19 @@ from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Halfway, KVCache, Scorer, TokenTree, Verified
 
-# Rows of all texts together that a GPU multiplies in the time in which it reads the weights.
+# Number of rows, over all texts, up to which a GPU's matrix products take no longer than reading
+# the weights.
 _FEW_ROWS = 64
 
-# Hidden states, and per layer the keys and the values.
+# Hidden states, and the keys and values per layer.
 _PerLayer = tuple[Float[Array, "B T K H"], ...]
 _Read = tuple[Float[Array, "B T Z"], _PerLayer, _PerLayer]
 
 
 class Decoder(nnx.Module):
-    """A language model of the Llama kind (arXiv 2302.13971), parameters only.
+    """A language model of the Llama family (arXiv 2302.13971), parameters only.
 
-    What its family adds is in the configuration; biases and norms that are absent are None.
+    The configuration has the variations of its family; absent biases and norms are None.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -57,17 +58,17 @@ class Decoder(nnx.Module):
         segments: Int[Array, "B T"] | None = None,
         context_layers: tuple[int, ...] = (),
     ) -> _Read:
-        """Causal pass over left-aligned sequences.
+        """Run a causal pass over left-aligned sequences.
 
         Args:
           tokens: token ids.
-          segments: several sequences may share a row, one after the other, each with a number of
-            its own: none sees another, and each begins at position 0. None for one per row.
-          context_layers: layers, counted from 0, whose hidden states come before the last ones.
+          segments: number of each token's sequence, for rows with several consecutive sequences,
+            which do not attend to each other and each begin at position 0. None for one per row.
+          context_layers: layers, counted from 0, whose outputs precede the last hidden states.
 
         Returns:
-          The last hidden states (after the final norm), and per layer the keys and the values.
-          Other layers' hidden states are as they leave the layer; see `of_one_scale`.
+          The hidden states, and the keys and values per layer. The last hidden states are after the
+          final norm; outputs of context layers are not normalised, see `of_one_scale`.
         """
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         positions = places if segments is None else positions_in(segments)
@@ -89,25 +90,25 @@ class Decoder(nnx.Module):
         context_layers: tuple[int, ...] = (),
         nodes: Int[Array, " M"] | None = None,
     ) -> Verified:
-        """One pass over the nodes of a tree that hangs below the cached tokens.
+        """Run a pass over the nodes of a tree below the cached tokens.
 
-        Each node sits at position `lengths + depth`, sees the cache and its ancestors, and its
-        keys and values are returned beside the cache, not written to it. Hidden states are those
-        of `forward`.
+        A node is at position `lengths + depth`, and attends to the cache and its ancestors. Keys
+        and values of the nodes are returned, not written to the cache. Hidden states are as in
+        `forward`.
 
         Args:
           tree: the trees.
-          cache: of the target's layers.
+          cache: the target's layers of the cache.
           context_layers: as in `forward`.
-          nodes: numbers of the nodes that pass through the layers, as `share_nodes` gives them;
-            what is returned of others is another's. None for all.
+          nodes: numbers of the nodes to run, from `share_nodes`; results at other nodes are
+            garbage. None for all nodes.
         """
         if nodes is not None:
             return self._forward_some(tree, cache, context_layers, nodes)
         N = tree.tokens.shape[1]
         tokens, depth, mask = self._widen(tree)
         hidden, keys, values = self._below(cache, tokens, depth, mask, context_layers)
-        # Keys and values are picked by their numbers: to cut them would be copies in every layer.
+        # Keys and values keep the padding: slicing them would copy them in every layer.
         return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
 
     def begin_tree(
@@ -117,7 +118,7 @@ class Decoder(nnx.Module):
         layer: int,
         context_layers: tuple[int, ...] = (),
     ) -> Halfway:
-        """`tree_forward` through the first `layer` layers alone, whose cache is enough."""
+        """Run the first `layer` layers of `tree_forward`; the cache needs only these layers."""
         tokens, depth, mask = self._widen(tree)
         positions = cache.lengths[:, None] + depth
         attend_in = partial(self._attend_below, cache=cache, mask=mask)
@@ -131,7 +132,7 @@ class Decoder(nnx.Module):
         cache: KVCache,
         context_layers: tuple[int, ...] = (),
     ) -> Verified:
-        """The rest of what `begin_tree` has begun; it returns what `tree_forward` does."""
+        """Run the layers after those of `begin_tree`; returns what `tree_forward` does."""
         _, depth, mask = self._widen(tree)
         positions = cache.lengths[:, None] + depth
         attend_in = partial(self._attend_below, cache=cache, mask=mask)
@@ -145,9 +146,9 @@ class Decoder(nnx.Module):
     def exit_states(
         self, begun: Halfway, context_layers: tuple[int, ...] = ()
     ) -> Float[Array, "B rows Z"]:
-        """What the hidden states of `forward` would be, were the layers so far all there are.
+        """Return the hidden states as `forward` would if the computed layers were all its layers.
 
-        The last of them stands for context layers that have not been reached.
+        The last computed output replaces context layers that have not been reached.
         """
         missing = len(context_layers) - len(begun.context)
         return self._states(begun._replace(context=begun.context + (begun.hidden,) * missing))
@@ -155,16 +156,17 @@ class Decoder(nnx.Module):
     def _widen(
         self, tree: TokenTree
     ) -> tuple[Int[Array, "B rows"], Int[Array, "B rows"], Bool[Array, "B rows rows"]]:
-        """Tokens, depth and mask of a tree's nodes, and of padding behind them."""
+        """Return tokens, depth and mask of a tree's nodes, padded to the device's minimum rows."""
         B, N = tree.tokens.shape
-        # A device that takes several rows at once gets them, where that is not many in all: of one
-        # XLA for GPUs would make a norm of two kernels, and attention would pad it in every layer.
+        # Pad to the number of rows that the device computes at once, unless there are many texts:
+        # with fewer rows XLA for GPUs splits a norm into two kernels, and attention would pad
+        # anyway.
         fewest = fewest_rows()
         missing = max(fewest - N, 0) if B * fewest <= _FEW_ROWS else 0
         own = jnp.eye(N + missing, dtype=bool)
         mask = jnp.pad(tree.mask, ((0, 0), (0, missing), (0, missing))) | own
         tokens, depth = (jnp.pad(one, ((0, 0), (0, missing))) for one in (tree.tokens, tree.depth))
-        # A padding node has token -1; whatever it is embedded as, no other node sees it.
+        # Padding nodes have token -1; their embedding is arbitrary, as no other node sees them.
         return jnp.maximum(tokens, 0), depth, mask
 
     def _forward_some(
@@ -174,7 +176,7 @@ class Decoder(nnx.Module):
         context_layers: tuple[int, ...],
         nodes: Int[Array, " M"],
     ) -> Verified:
-        """`tree_forward` of M of the nodes, which are one row in all but attention."""
+        """Run `tree_forward` for M nodes, packed into one row except in attention."""
         B, N = tree.tokens.shape
         place = jnp.zeros(B * N, jnp.int32).at[nodes].set(jnp.arange(len(nodes)))
 
@@ -205,22 +207,22 @@ class Decoder(nnx.Module):
         count: Int[Array, " B"],
         context_layers: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B C Z"], KVCache]:
-        """One pass over C tokens that follow the cached ones.
+        """Run a pass over C tokens after the cached ones, and append them to the cache.
 
         Args:
           tokens: the tokens.
-          cache: of the target's layers alone, with room for what is read.
-          count: how many of the tokens are read; a row that reads none keeps its slots.
+          cache: the target's layers of the cache, with room for the tokens.
+          count: number of tokens to read; a row that reads none keeps its slots.
           context_layers: as in `forward`.
 
         Returns:
-          Their hidden states, those of `forward`, and the cache with them in it.
+          The hidden states, as in `forward`, and the cache with the tokens.
         """
         B, C = tokens.shape
         depth = jnp.broadcast_to(jnp.arange(C), (B, C))
         chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
         hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
-        # As in `finish`: only what has been read by every layer may be written in place.
+        # Barrier: all reads of the cache must precede the in-place write; see `finish`.
         hidden, lengths = jax.lax.optimization_barrier((hidden, cache.lengths))
         return hidden, append(cache._replace(lengths=lengths), keys, values, count)
 
@@ -231,16 +233,16 @@ class Decoder(nnx.Module):
         attend_in: Callable[[int], Attend],
         context_layers: tuple[int, ...] = (),
     ) -> _Read:
-        """One pass through the layers; what a token sees is up to the caller.
+        """Run the layers; `attend_in` decides what a token attends to.
 
         Args:
           tokens: token ids.
-          positions: of the tokens, counted from 0.
-          attend_in: from a layer's number to its attention.
+          positions: positions of the tokens, from 0.
+          attend_in: function from a layer's index to its attention.
           context_layers: as in `forward`.
 
         Returns:
-          What `forward` does.
+          As `forward`.
         """
         embedded, layers = self.embed(tokens), range(len(self.layers))
         passed = self._through(embedded, positions, attend_in, layers, context_layers)
@@ -254,7 +256,7 @@ class Decoder(nnx.Module):
         layers: range,
         context_layers: tuple[int, ...],
     ) -> Halfway:
-        """`run` through some layers, from what enters the first of them."""
+        """Run some layers, given the input of the first of them."""
         angles = self._angles(positions)
         keys, values, context = [], [], []
         for index in layers:
@@ -266,46 +268,46 @@ class Decoder(nnx.Module):
         return Halfway(x, tuple(context), tuple(keys), tuple(values))
 
     def _states(self, passed: Halfway) -> Float[Array, "B T Z"]:
-        """The hidden states as `forward` returns them."""
+        """Concatenate the hidden states as `forward` returns them."""
         last = normalised(passed.hidden, self.norm, self.config)
         return jnp.concatenate([*passed.context, last], axis=-1)
 
     def of_one_scale(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... Z"]:
-        """Hidden states of which those of context layers have gone through the final norm too."""
+        """Apply the final norm to the outputs of context layers, as to the last hidden states."""
         D = self.config.hidden_size
         states = jnp.split(hidden, hidden.shape[-1] // D, axis=-1)
         normed = [normalised(one, self.norm, self.config) for one in states[:-1]]
         return jnp.concatenate([*normed, states[-1]], axis=-1) if normed else hidden
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Embeddings of the tokens, as they enter the first layer."""
+        """Return the embeddings of tokens as input of the first layer."""
         embedded = self.stored_embeddings(tokens)
         if not self.config.scaled_embeddings:
             return embedded
         return embedded * jnp.asarray(self.config.hidden_size**0.5, embedded.dtype)
 
     def stored_embeddings(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Embeddings of the tokens as they are stored, which drafters read."""
+        """Return the embeddings of tokens as stored, without scaling; drafters read these."""
         table = self.embed_tokens.get_value()
         return read_rows(table, tokens, self.config.vocab_size, self.dtype)
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of activations, and of the cache: the norms', which are never quantized."""
+        """The dtype of activations and cache: that of the norms, which are never quantized."""
         return self.norm[...].dtype
 
     def logits(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... V"]:
-        """Scores of the next token, float32, from the last of the hidden states alone.
+        """Return float32 scores of the next token; only the last hidden states are used.
 
-        On a mesh, those of this device's part of V.
+        On a mesh, the scores are this device's shard of V.
         """
         return self.scorer()(hidden[..., -self.config.hidden_size :])
 
     def scorer(self, tokens: Int[Array, " U"] | None = None) -> Scorer:
-        """The vocabulary projection of all V tokens, or of some in their order.
+        """Return the vocabulary projection of all V tokens, or of `tokens` in their order.
 
-        The weights of some are gathered by this call: make it outside of loops. On a mesh it is
-        this device's part of all, and the whole of some, of which each device may hold but a few.
+        The weights of `tokens` are gathered by this call, so call it outside of loops. On a mesh
+        the scores of all tokens are this device's shard, those of `tokens` are complete.
         """
         whole, V = self.projection, self.config.vocab_size
         if tokens is None:
@@ -316,23 +318,23 @@ class Decoder(nnx.Module):
 
     @property
     def projection(self) -> Projection:
-        """The vocabulary projection: its own weight, or the embedding where the two are tied."""
+        """The vocabulary projection; its weight is the embedding if the two are tied."""
         tied = self.config.tie_word_embeddings
         weight = self.embed_tokens if tied else self.lm_head
         return Projection(weight.get_value(), embedding=tied)
 
     @property
     def head(self) -> Float[Array, "D V"]:
-        """The vocabulary projection: its own weight, or the embedding where the two are tied.
+        """The weight of the vocabulary projection, dequantized if needed.
 
-        One that is quantized is dequantized here.
+        It is the embedding if the two are tied.
         """
         if self.config.tie_word_embeddings:
             return dequantize(self.embed_tokens.get_value(), self.dtype).T
         return dequantize(self.lm_head.get_value(), self.dtype)
 
     def _angles(self, positions: Int[Array, "B T"]) -> tuple[Angles, ...]:
-        """Of every layer; those of one base share theirs."""
+        """Return the rotary angles of every layer; layers with equal settings share them."""
         config = self.config
         rotaries = [config.rotary_of(layer) for layer in range(config.num_hidden_layers)]
 
@@ -353,7 +355,7 @@ class Decoder(nnx.Module):
         mask: Bool[Array, "B T T"],
         context_layers: tuple[int, ...],
     ) -> _Read:
-        """As `run`, at positions `lengths + depth`; sees the cache, and what the mask shows."""
+        """Call `run` at positions `lengths + depth`, with attention to the cache and the mask."""
 
         def attend_in(layer: int) -> Attend:
             return self._attend_below(layer, cache, mask)
@@ -361,7 +363,7 @@ class Decoder(nnx.Module):
         return self.run(tokens, cache.lengths[:, None] + depth, attend_in, context_layers)
 
     def _attend_below(self, layer: int, cache: KVCache, mask: Bool[Array, "B T T"]) -> Attend:
-        """Attention of a layer to the cache, and to what the mask shows."""
+        """Return the attention of a layer to the cache and by the mask."""
         return lambda q, k, v: tree_attention(
             q,
             k_cache=cache.keys[layer],
@@ -380,6 +382,6 @@ Target = Model[TargetConfig, Decoder]
 
 
 def init_target(config: TargetConfig, seed: int) -> Target:
-    """A target with random float32 parameters, for pre-training and tests."""
+    """Return a target with random float32 parameters, for pre-training and tests."""
     params_key = jax.random.key(seed)
     return Model.split(config, Decoder(config, rngs=nnx.Rngs(params_key)))

@@ -1,9 +1,9 @@
-"""Meshes of devices: which axis of which array is split over them, and what crosses between parts.
+"""Meshes of devices: which axes of which arrays are split, and placement on devices.
 
 A mesh has two axes: `data` splits the rows of a batch, `model` splits attention heads, the
 feed-forward width and the vocabulary (tensor parallelism as in arXiv 1909.08053, section 3).
-Programs run on their shard of the arrays, in one `jax.shard_map` around them; `collectives` holds
-all that crosses between shards.
+Programs run on shards, in one `jax.shard_map` around each program; all communication between shards
+is in `collectives`.
 """
 
 import math
@@ -27,13 +27,14 @@ from redrafter_jax.types import Halfway, KVCache
 
 DATA = "data"
 
-# Which mesh axis splits the axes of each kind; what is not named here is replicated.
+# The mesh axis that splits each kind of array axis; kinds not listed here are replicated.
 RULES: Mapping[str, str] = {"rows": DATA, "split": MODEL}
-# In training the drafter's parameters may be split over `data` as well.
+# In training, the drafter's parameters may be split over `data` as well.
 FULLY_SHARDED: Mapping[str, str] = {**RULES, "width": DATA}
 
-# Kinds of the parameters' axes by the first pattern that a name has; others are replicated.
-# Split are attention heads, the feed-forward width, the vocabulary and a drafter's features.
+# Kinds of the axes of parameters, by the first pattern that matches the name; other parameters are
+# replicated. "split" axes are heads, the feed-forward width, the vocabulary or a drafter's
+# features.
 _PARAMETERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(embed_tokens|o_proj|down_proj)$", ("split", "width")),
     (r"([qkv]+_proj|(gate|up)_proj|lm_head|\.kernel)$", ("width", "split")),
@@ -48,15 +49,15 @@ Tree = TypeVar("Tree")
 
 
 def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of `data * model` devices, those of one `model` group next to each other.
+    """Create a mesh of `data * model` devices; those of one `model` group are adjacent.
 
     Args:
-      data: parts of the batch.
-      model: parts of the heads, the feed-forward width and the vocabulary.
-      devices: devices to choose from, in this order; None for all there are.
+      data: number of shards of the batch.
+      model: number of shards of the heads, the feed-forward width and the vocabulary.
+      devices: devices to use, in this order; None for all devices.
 
     Raises:
-      InputError: a size is no whole number or below 1, or there are fewer devices.
+      InputError: a size is not an integer or below 1, or there are too few devices.
     """
     for name, size in (("data", data), ("model", model)):
         if not isinstance(size, int) or size < 1:
@@ -74,7 +75,7 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Refuse meshes of other axes."""
+    """Raise an error for meshes with other axes."""
     kinds = {kind.name for kind in mesh.axis_types}
     if mesh.axis_names != (DATA, MODEL) or kinds != {"Auto"}:
         raise InputError(
@@ -85,9 +86,9 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None:
-    """Refuse a mesh that does not divide what each device must hold a part of.
+    """Raise an error if the mesh does not divide the sizes that it splits.
 
-    The sentence calls the model by `name`.
+    `name` is what the error message calls the model.
     """
     parts = mesh.shape[MODEL]
     for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
@@ -100,7 +101,7 @@ def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None
 
 
 def check_rows(rows: int, mesh: Mesh | None, name: str = "The number of prompts") -> None:
-    """Refuse a batch that the mesh's `data` does not divide; the sentence calls it by `name`."""
+    """Raise an error if the mesh's `data` does not divide the batch; `name` is for the message."""
     parts = data_shards(mesh)
     if rows % parts:
         raise InputError(
@@ -115,10 +116,9 @@ def partition(
     mesh: Mesh,
     rules: Mapping[str, str] = RULES,
 ) -> PartitionSpec:
-    """The spec of an array by the kinds of its leading axes, None for one that is never split.
+    """Return the spec of an array from the kinds of its leading axes; None is never split.
 
-    An axis whose length the mesh does not divide is not split. `rules` name the mesh axis of each
-    kind.
+    An axis is not split if the mesh does not divide its length. `rules` map kinds to mesh axes.
     """
     mesh_axes = [rules.get(kind or "") for kind in axes]
     return PartitionSpec(
@@ -132,7 +132,7 @@ def partition(
 def parameter_spec(
     name: str, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, str] = RULES
 ) -> PartitionSpec:
-    """The spec of a parameter by its dotted name."""
+    """Return the spec of a parameter by its dotted name."""
     for pattern, axes in _PARAMETERS:
         if re.search(pattern, name):
             return partition(shape, axes, mesh, rules)
@@ -140,9 +140,9 @@ def parameter_spec(
 
 
 def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Mesh) -> None:
-    """Refuse a mesh that would split the inputs of a quantized parameter within a group.
+    """Raise an error if the mesh would split the inputs of a quantized parameter within a group.
 
-    Given are its dotted name, and the shapes of its codes and of its scales, one for each group.
+    Arguments are its dotted name, and the shapes of its codes and of its scales per group.
     """
     parts = parameter_spec(name, codes, mesh), parameter_spec(name, scale, mesh)
     for axis, groups in enumerate(scale):
@@ -156,7 +156,7 @@ def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Me
 
 
 def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """A spec for every array: parameters by name, caches and keys by heads, all else by its rows.
+    """Return the specs of a pytree: parameters by name, caches by heads, other arrays by rows.
 
     Scalars are replicated.
     """
@@ -186,7 +186,7 @@ def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.Sta
 
     for path, variable in nnx.to_flat_state(params):
         value = variable.get_value()
-        # Quantized weights, whose codes and scales come first: one, or several that lie apart.
+        # A quantized weight starts with codes and scales; separate weights have several `parts`.
         for part in getattr(value, "parts", (value,)):
             if isinstance(part, tuple):
                 codes, scale, *_ = part
@@ -195,7 +195,7 @@ def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.Sta
 
 
 def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
-    """The arrays on the devices of the mesh, each in its parts; without one, as they are."""
+    """Put arrays on the devices of the mesh, split by `specs`; without a mesh, return them."""
     if mesh is None:
         return tree
     if isinstance(tree, Model) and isinstance(tree.config, TargetConfig):
@@ -208,7 +208,7 @@ def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tr
 
 
 def shardings(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """`specs` as shardings over the mesh."""
+    """Return `specs` as shardings over the mesh."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh, rules))
 
 
@@ -217,19 +217,19 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(array, sharding)
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return jax.jit(lambda x: x, out_shardings=sharding)(array)
-    # What every process knows alike may be given to all of them only as the host's.
+    # Values known to every process can be put on all devices only from host arrays.
     return jax.device_put(np.asarray(array), sharding)
 
 
 def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
-    """The same values, split in the program that is traced; with empty rules, replicated."""
+    """Constrain the sharding of values in a traced program; with empty rules, replicate them."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))
 
 
 def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
-    """The same values, their leading axes split over `data`; XLA decides on the others."""
+    """Constrain leading axes to be split over `data`; XLA decides on the other axes."""
     if mesh is None:
         return tree
     free = PartitionSpec.UNCONSTRAINED
@@ -241,24 +241,24 @@ def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
 
 
 def data_shards(mesh: Mesh | None) -> int:
-    """The number of parts into which the mesh splits a batch."""
+    """Return the number of shards into which the mesh splits a batch."""
     return 1 if mesh is None else mesh.shape[DATA]
 
 
 def check_same_mesh(target: Model[Any, Any], *drafters: Model[Any, Any]) -> None:
-    """Refuse a drafter's models that lie on another mesh than the target."""
+    """Raise an error if a drafter's models are on another mesh than the target."""
     if any(drafter.mesh != target.mesh for drafter in drafters):
         raise InputError(
-            "Target and drafter lie on different meshes; load both with the same mesh."
+            "Target and drafter are on different meshes; load both with the same mesh."
         )
 
 
 def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a function of a model and arrays: it runs on every device's part of them.
+    """Decorate a function of a model and arrays to run on every device's shards.
 
-    The mesh is the model's, the first argument. Parts are as `specs` says, of the results too;
-    what is given by keyword is static. Without a mesh, and inside such a call, this is an ordinary
-    call.
+    The mesh is that of the model, the first argument. Arguments and results are split by `specs`;
+    keyword arguments are static. Without a mesh, or inside another such call, the function is
+    called directly.
     """
 
     @wraps(function)
@@ -267,7 +267,7 @@ def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
         if model.mesh is None or in_shard():
             return function(*arguments, **static)
         run = partial(function, **static)
-        # Replication is not checked: what every part computes alike is the same by construction.
+        # Replication is not checked: shards compute equal values by construction.
         split = jax.shard_map(
             run,
             mesh=model.mesh,
@@ -281,7 +281,7 @@ def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 
 
 def to_host(tree: Any) -> Any:
-    """The arrays as NumPy's, on every process; a point that all processes must reach."""
+    """Return the arrays as NumPy arrays on every process, all of which must make this call."""
 
     def fetch(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:

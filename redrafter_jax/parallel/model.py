@@ -1,4 +1,4 @@
-"""A Flax module split once, at the edge, into a hashable structure and its parameters."""
+"""Flax modules split into a hashable structure and their parameters."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 
 class Source(str):
-    """Where a model came from, for messages; all are equal, so that none compiles anything anew."""
+    """The origin of a model, for messages; all are equal, so that they never cause compilation."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source)
@@ -34,16 +34,16 @@ Module = TypeVar("Module", bound=nnx.Module)
 )
 @dataclass(frozen=True)
 class Model(Generic[Config, Module]):
-    """A target or a drafter as a pytree: its leaves are the parameters, the rest is static.
+    """A target or a drafter as a pytree: the leaves are the parameters, the rest is static.
 
-    Pass it through `jax.jit` as an ordinary argument and call `merge` inside.
+    Pass it to `jax.jit` functions as an ordinary argument, and call `merge` inside.
 
     Attributes:
-      config: the configuration the module was built from.
-      graphdef: structure of the module, hashable.
-      params: its parameters.
-      mesh: the mesh that they are split over, from `make_mesh`; None on one device.
-      source: folder, GGUF file or hub id that it was loaded from; empty if it was made otherwise.
+      config: the configuration of the module.
+      graphdef: the module's structure, hashable.
+      params: the module's parameters.
+      mesh: the mesh that the parameters are split over, from `make_mesh`; None on one device.
+      source: folder, GGUF file or hub id that it was loaded from; empty otherwise.
     """
 
     config: Config
@@ -54,10 +54,10 @@ class Model(Generic[Config, Module]):
 
     @classmethod
     def split(cls, config: Config, module: Module) -> "Model[Config, Module]":
-        """The pytree of `module`."""
+        """Split a module into a `Model`."""
         graphdef, params = nnx.split(module)
         return cls(config, graphdef, params)
 
     def merge(self) -> Module:
-        """The module again; it shares these parameters, so assigning to its own changes both."""
+        """Return the module; it shares the parameters, so assignments to its own change both."""
         return nnx.merge(self.graphdef, self.params)

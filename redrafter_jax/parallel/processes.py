@@ -1,7 +1,7 @@
-"""Several processes that are one job: JAX's own runtime, and who does what among them.
+"""Jobs of several processes, on JAX's distributed runtime.
 
-One process per host or per GPU, all started with the same command. Collectives are XLA's, NCCL's on
-GPUs and gloo's on CPUs.
+A job has one process per host or per GPU, all started with the same command. XLA's collectives run
+over NCCL on GPUs and gloo on CPUs.
 """
 
 import os
@@ -16,9 +16,9 @@ from jax.sharding import Mesh
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import DATA
 
-# Seconds without a sign of life after which a process counts as dead, and the job ends.
+# Seconds without a heartbeat after which a process counts as dead and the job ends.
 _HEARTBEAT_SECONDS = 20
-# What schedulers call the number of processes, where JAX finds all it needs by itself.
+# Schedulers' variables for the number of processes; JAX then finds the other values by itself.
 _SCHEDULERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
 
@@ -28,19 +28,19 @@ def join(
     process_id: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Join the other processes of this job, if it has others; before JAX is asked for devices.
+    """Join the other processes of this job, if any; call it before JAX lists devices.
 
-    What is not given is taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID,
-    or from the variables of SLURM and Open MPI, which JAX knows.
+    Arguments that are None are taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID, or from the variables of SLURM and Open MPI, which JAX reads.
 
     Args:
-      coordinator_address: host and port where process 0 listens.
-      num_processes: number of processes in all.
-      process_id: number of this process, from 0.
-      environment: variables of this process.
+      coordinator_address: host and port on which process 0 listens.
+      num_processes: total number of processes.
+      process_id: index of this process, from 0.
+      environment: environment variables of this process.
 
     Raises:
-      InputError: some are given and others missing, or the id is not one of the processes'.
+      InputError: some values are given and others missing, or the index is out of range.
     """
     address = coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS")
     count = _number(num_processes, "JAX_NUM_PROCESSES", environment)
@@ -53,7 +53,7 @@ def join(
     if missing and not scheduled:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise InputError(
-            f"A job of several processes needs {flags} too, or the variables "
+            f"A job of several processes also needs {flags}, or the variables "
             "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
     if count is not None and count < 1:
@@ -65,7 +65,7 @@ def join(
             address,
             count,
             own,
-            # Told all it needs, JAX would still hand out GPUs as a scheduler counts its tasks.
+            # Even with all values given, JAX would assign GPUs by the scheduler's task numbers.
             cluster_detection_method="deactivate" if not missing else None,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         )
@@ -73,27 +73,27 @@ def join(
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"This process could not join the others ({reason}); start all of them with the same "
-            "address and number, each with an id of its own."
+            "address and number of processes, and give each its own id."
         ) from None
 
 
 def wait_for_all(what: str) -> None:
-    """A point that every process of a job must reach before any of them goes on."""
+    """Wait until every process of the job has reached this point."""
     if jax.distributed.is_initialized():
         multihost_utils.sync_global_devices(what)
 
 
 def broadcast_from_first(values: np.ndarray) -> np.ndarray:
-    """The first process's array, on all of them; the others give one of its shape and dtype."""
+    """Return the first process's array on all processes; others pass one of its shape and dtype."""
     if not jax.distributed.is_initialized():
         return values
     return np.asarray(multihost_utils.broadcast_one_to_all(values))
 
 
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """The whole lines of a file, and what follows the last of them: a kill leaves a cut one.
+    """Return the complete lines of a file, and an incomplete last line, such as a kill leaves.
 
-    All processes get what the first one reads; nothing where it has no such file.
+    All processes get what the first process reads; nothing if it does not have the file.
     """
     content = path.read_bytes() if is_first() and path.is_file() else b""
     size = broadcast_from_first(np.asarray(len(content)))
@@ -103,17 +103,17 @@ def read_lines(path: Path) -> tuple[list[bytes], bytes]:
 
 
 def is_first() -> bool:
-    """Whether this process writes files and talks to the user; the others are silent."""
+    """Whether this process writes files and messages; the other processes are silent."""
     return jax.process_index() == 0
 
 
 def rows_of_process(mesh: Mesh | None) -> tuple[int, int]:
-    """The part of a batch's rows that this process brings, and how many parts there are.
+    """Return the index of the batch shard that this process provides, and the number of shards.
 
-    Processes that share a row of the mesh bring the same part.
+    Processes on the same row of the mesh provide the same shard.
 
     Raises:
-      InputError: this process has no device in the mesh, or rows that are not next to each other.
+      InputError: this process has no device in the mesh, or its rows are not contiguous.
     """
     if mesh is None:
         return 0, 1

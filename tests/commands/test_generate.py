@@ -112,7 +112,7 @@ def test_a_model_drafts_by_its_name(
     [
         ("self:int3", ["'self:int3'", "such as self:int4"]),
         ("self:layers=9", ["2 layers", "from 1 to 1"]),
-        ("self:int4", ["48 inputs", "take int8 or fp8"]),
+        ("self:int4", ["48 inputs", "use int8 or fp8"]),
     ],
 )
 @pytest.mark.usefixtures("nothing_compiles")

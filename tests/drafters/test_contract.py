@@ -289,7 +289,7 @@ def test_a_call_gains_what_the_toy_guesses(habitual_target: Target) -> None:
         (PromptLookup(), TreeConfig(1, 512), ["draft_rounds is 512", "512 positions"]),
         (None, TreeConfig(), ["there is no drafter", "leave tree out"]),
         (RepeatLast(), 8, ["tree is 8", "give a TreeConfig"]),
-        ("lookup", None, ["drafter is 'lookup'", "what load_drafter returns"]),
+        ("lookup", None, ["drafter is 'lookup'", "the result of load_drafter"]),
         (Undecorated(), None, ["Undecorated is not a pytree", "register_dataclass"]),
     ],
 )

@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_refused(
         ("self:layers=0", ["'self:layers=0'", "2 layers", "from 1 to 1"]),
         ("self:layers=2", ["2 layers", "from 1 to 1 can draft"]),
         ("self:layers=3,int8", ["2 layers", "from 1 to 2 can draft"]),
-        ("self:int4", ["48 inputs", "take int8 or fp8"]),
+        ("self:int4", ["48 inputs", "use int8 or fp8"]),
     ],
 )
 def test_parts_that_the_target_does_not_have_are_refused(
@@ -312,7 +312,7 @@ def test_parts_that_the_target_does_not_have_are_refused(
 @pytest.mark.long
 def test_what_is_quantized_already_is_not_quantized_again(target: Target) -> None:
     quantized = quantize_model(target, Quantization.of("int8"))
-    with pytest.raises(InputError, match=r"'self:int8', but .* quantized already; .*self:layers=N"):
+    with pytest.raises(InputError, match=r"'self:int8', but .* already quantized; .*self:layers=N"):
         own_part("self:int8", quantized)
     part = own_part("self:layers=1", quantized)
     options: dict[str, Any] = {"max_new_tokens": 12}

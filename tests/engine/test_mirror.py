@@ -247,7 +247,7 @@ def test_a_target_on_a_mesh_has_a_drafter_beside_it() -> None:
         (
             MirrorConfig(1),
             {"tree": TreeConfig(beam_width=1, draft_rounds=2, mean_nodes=2)},
-            "mean_nodes is 2, but with mirror",
+            "mean_nodes is 2, but mirror",
         ),
         (MirrorConfig(1), {"adaptive": True}, "adaptive is True, but mirror"),
     ],
@@ -266,7 +266,7 @@ def test_what_cannot_be_mirrored_is_refused(
 def test_penalties_are_refused_with_mirror() -> None:
     target, sampling = target_of(0), SamplingConfig(repetition_penalty=1.2)
     how: dict[str, Any] = {"mirror": MirrorConfig(1), "sampling": sampling, "tree": CHAIN}
-    with pytest.raises(InputError, match="which mirror decoding does not know"):
+    with pytest.raises(InputError, match="which mirror decoding does not support"):
         generate(target, ModelDrafter(target), [[1]], max_new_tokens=2, **how)
 
 

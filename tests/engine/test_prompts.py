@@ -163,7 +163,7 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"prompts": []}, "There are no prompts; "),
         ({"prompts": [[1], []]}, "Prompt 1 is empty; .* at least one token"),
         ({"prompts": [[1], [2, 24]]}, "Prompt 1 holds token 24, outside the vocabulary of 24 tok"),
-        ({"prompts": [[1, 2], [1.5]]}, r"Prompt 1 holds 1\.5, which is no token id; "),
+        ({"prompts": [[1, 2], [1.5]]}, r"Prompt 1 holds 1\.5, which is not a token id; "),
         ({"max_new_tokens": [4, 0]}, "max_new_tokens of row 1 is 0; it must be 1 or more"),
         ({"max_new_tokens": "ab"}, "max_new_tokens of row 0 is 'ab'; .* whole number"),
         ({"max_new_tokens": 3.9}, r"max_new_tokens of row 0 is 3\.9; .* whole number"),
@@ -183,8 +183,11 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"sampling": [SamplingConfig(), None]}, "sampling of row 1 is None; give a SamplingConf"),
         ({"eos_token_ids": np.array(5)}, r"eos_token_ids is array\(5\); give a list of token ids"),
         ({"eos_token_ids": 5}, "eos_token_ids is 5; give a list of token ids, or such a list per"),
-        ({"eos_token_ids": [True]}, "eos_token_ids holds True, which is no token id; give whole"),
-        ({"eos_token_ids": [[1], 2]}, "eos_token_ids of row 1 is 2; where rows differ, give a li"),
+        (
+            {"eos_token_ids": [True]},
+            "eos_token_ids holds True, which is not a token id; give whole",
+        ),
+        ({"eos_token_ids": [[1], 2]}, "eos_token_ids of row 1 is 2; if one row has a list, give"),
         ({"eos_token_ids": [[1], [24]]}, "eos_token_ids of row 1 holds token 24, outside the voc"),
         # A row that is alone is not counted.
         ({"prompts": [[]]}, "The prompt is empty; "),
@@ -273,10 +276,10 @@ def first_update(*models: Any, **arguments: Any) -> None:
         ({"drafter": None, "tree": TABLE}, "a table of trees, but there is no drafter; leave"),
         (
             {"drafter": "self:int4"},
-            r"^drafter is .*; give what load_drafter returns, .* or None",
+            r"^drafter is .*; give the result of load_drafter, .* or None",
         ),
-        ({"target": DRAFTER}, r"^target is Model\(.*; give what load_target"),
-        ({"target": "x"}, r"^target is 'x'; give what load_target"),
+        ({"target": DRAFTER}, r"^target is Model\(.*; give the result of load_target"),
+        ({"target": "x"}, r"^target is 'x'; give the result of load_target"),
     ],
 )
 def test_every_entry_refuses_before_it_compiles(

@@ -126,7 +126,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "dflash_config states projector_type='dspark', which is not supported",
     ),
     # Flags that are not known, and those whose absence programs take differently.
-    ("deepspec_dspark", {"use_gates": True}, "use_gates is True, a field of DFlash and"),
+    ("deepspec_dspark", {"use_gates": True}, "use_gates is True, which is not a known field"),
     (
         "speculators_dspark",
         {"sample_from_anchor": ...},
@@ -146,9 +146,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "zlab",
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
-        "is YarnScaling; heads",
+        "is YarnScaling; only",
     ),
-    ("zlab", {"mask_token_id": 60}, "mask_token is 60, and there are 60 tokens"),
+    ("zlab", {"mask_token_id": 60}, "mask_token is 60; it must be below vocab_size, 60"),
     ("deepspec_dspark", {"target_layer_ids": [-1, 3]}, "target_layer_ids holds -1, the embedding"),
     ("deepspec_dspark", {"target_layer_ids": [3, 1]}, "context_layers holds 3; |holds 1 after 3"),
     ("deepspec_dspark", {"target_layer_ids": 3}, "layers must be a list of whole numbers"),

@@ -167,7 +167,7 @@ WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        (WIDE, r"^drafter\.exit_dim is 20; with initial_head=target it may be 16"),
+        (WIDE, r"^drafter\.exit_dim is 20; with initial_head=target it must be at most 16"),
         (
             WIDE | {"head": "low_rank", "head_rank": 17},
             r"^drafter\.head_rank is 17; with initial_head=target",
