@@ -85,7 +85,8 @@ class Engine:
 
     Everything that decodes asks one: `generate`, `stream`, the commands, the server, regeneration
     and evaluation. It belongs to one thread. On a mesh of several processes each runs one, with the
-    same requests in the same order, without deadlines and with one `TreeConfig`.
+    same requests in the same order, without deadlines and with one `TreeConfig`; or with those of
+    `engine.led`, which need neither.
 
     Attributes:
       target: the target model.

@@ -286,6 +286,8 @@ def to_host(tree: Any) -> Any:
     def fetch(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return leaf
+        if leaf.is_fully_replicated:  # every process has all of it
+            return leaf.addressable_data(0)
         return multihost_utils.process_allgather(leaf, tiled=True)
 
     return jax.device_get(jax.tree.map(fetch, tree))

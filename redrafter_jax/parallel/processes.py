@@ -90,15 +90,20 @@ def broadcast_from_first(values: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.broadcast_one_to_all(values))
 
 
+def bytes_from_first(content: bytes) -> bytes:
+    """The first process's bytes, on all of them; the others give none."""
+    size = broadcast_from_first(np.asarray(len(content)))
+    padded = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
+    return broadcast_from_first(padded).tobytes()
+
+
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     """The whole lines of a file, and what follows the last of them: a kill leaves a cut one.
 
     All processes get what the first one reads; nothing where it has no such file.
     """
     content = path.read_bytes() if is_first() and path.is_file() else b""
-    size = broadcast_from_first(np.asarray(len(content)))
-    read = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
-    *lines, tail = broadcast_from_first(read).tobytes().split(b"\n")
+    *lines, tail = bytes_from_first(content).split(b"\n")
     return lines, tail
 
 
