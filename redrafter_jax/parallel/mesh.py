@@ -217,8 +217,9 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(array, sharding)
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return jax.jit(lambda x: x, out_shardings=sharding)(array)
-    # What every process knows alike may be given to all of them only as the host's.
-    return jax.device_put(np.asarray(array), sharding)
+    # What every process knows alike; `device_put` would compare it between them, each time.
+    known = np.asarray(array)
+    return jax.make_array_from_callback(known.shape, sharding, known.__getitem__)
 
 
 def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
