@@ -65,6 +65,15 @@ class Parser(argparse.ArgumentParser):
             raise InputError(f"unrecognized argument: {word}; {hint}")
 
 
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Options of a command that several processes may run as one job."""
+    title = "one of several processes that are one job (SLURM and Open MPI are known without)"
+    add = parser.add_argument_group(title).add_argument
+    add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
+    add("--num-processes", type=int, metavar="N", help="in all")
+    add("--process-id", type=int, metavar="I", help="of this one, from 0")
+
+
 def program_name(command: str = "") -> str:
     """Return `python -m name command` if Python was started so, else `name command`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -206,6 +215,12 @@ def _write(name: Literal["stdout", "stderr"], text: str = "") -> None:
 
 # Words in errors of XLA's runtime after another process is lost.
 _LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
+
+
+def end_at_once(error: Exception) -> NoReturn:
+    """End this process, from any thread, as `run` ends a command that raises this error."""
+    _write("stderr", f"error: {_sentence(error) or error}\n")
+    _exit_now(2)
 
 
 def _report_failure(error: Exception, process: int) -> None:

@@ -263,6 +263,11 @@ def load_models(
             f"--mesh-model is {parts}; it must be from 1 to {jax.device_count()}, the number of "
             "devices."
         )
+    if parts < jax.device_count() and jax.process_count() > 1:
+        raise InputError(
+            f"--mesh-model is {parts}, but the {jax.process_count()} processes of this job have "
+            f"{jax.device_count()} devices; give them all, or start fewer processes."
+        )
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = dtype_of(arguments)
     target = files.load(dtype, mesh)

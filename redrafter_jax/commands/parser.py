@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from redrafter_jax.command_line import Parser, program_name, refuse_unknown_command
+from redrafter_jax.command_line import Parser, add_processes, program_name, refuse_unknown_command
 from redrafter_jax.commands.option_groups import (
     add_decoding,
     add_fields,
@@ -206,6 +206,7 @@ def _add_serve(commands: Any) -> None:
     group.add_argument("--log-prompts", action="store_true", help="also log the prompts")
     add_fields(command.add_argument_group("how much"), ServeConfig)
     add_fields(command.add_argument_group("several engines behind one address"), ReplicaConfig)
+    add_processes(command)
     add_tree(command)
 
 

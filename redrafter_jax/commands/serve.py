@@ -16,6 +16,11 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     limits, replicas = config_of(ServeConfig, arguments), config_of(ReplicaConfig, arguments)
+    if replicas.several and arguments.num_processes is not None:
+        raise InputError(
+            "--replicas and --num-processes are given; each replica is an engine of one process, "
+            "so leave one of them out."
+        )
     extras = "serve,ray" if replicas.several else "serve"
     try:
         if replicas.several:

@@ -1,13 +1,19 @@
-"""`serve` by one engine in this process."""
+"""`serve` by one engine: in this process, or in several that are one job."""
 
 import argparse
 import signal
+import socket
 import sys
+
+import jax
 
 from redrafter_jax.commands.served import load_served, warn_if_open
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
+from redrafter_jax.engine.engine import Engine
+from redrafter_jax.parallel.processes import join
 from redrafter_jax.serving.server import Server, listen
+from redrafter_jax.serving.service import ServedModel
 
 
 def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
@@ -17,9 +23,32 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
       InputError: an argument or a file cannot be used.
     """
     del replicas
+    join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
+    if jax.distributed.is_initialized():
+        from redrafter_jax.commands.serve_together import serve_together
+
+        serve_together(arguments, limits)
+        return
     # First: what follows takes long.
     listening = listen(arguments.host, arguments.port)
-    engine, model = load_served(arguments)
+    server = make_server(arguments, limits, listening, *load_served(arguments))
+    server.run([listening])
+    if server.failed:
+        sys.exit(1)
+
+
+def make_server(
+    arguments: argparse.Namespace,
+    limits: ServeConfig,
+    listening: socket.socket,
+    engine: Engine,
+    model: ServedModel,
+    where: str = "",
+) -> Server:
+    """The server that the options ask for, which SIGTERM ends from now on.
+
+    The line that says so is for people; `where` tells them what compiles.
+    """
     server = Server(
         engine,
         model,
@@ -34,7 +63,6 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
     warn_if_open(arguments)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    log(f"Serving {model.name} at http://{shown}:{port}; compiling, ready when /health says so.")
-    server.run([listening])
-    if server.failed:
-        sys.exit(1)
+    url = f"http://{shown}:{port}"
+    log(f"Serving {model.name} at {url}; compiling{where}, ready when /health says so.")
+    return server

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,8 +35,18 @@ def warn_if_open(arguments: argparse.Namespace) -> None:
         log(f"Anyone who can reach {arguments.host} may send requests; --api-key requires a key.")
 
 
-def load_served(arguments: argparse.Namespace) -> tuple[Engine, ServedModel]:
+def load_served[Kind: Engine](
+    arguments: argparse.Namespace,
+    make: Callable[..., Kind] = Engine,
+    agree: Callable[[int], int] = lambda memory: memory,
+) -> tuple[Kind, ServedModel]:
     """The engine that the options ask for, and the model as its clients know it.
+
+    Args:
+      arguments: the command's options.
+      make: makes the engine of what `Engine` takes.
+      agree: called with the bytes of the cache; gives what all processes go by, where devices
+        differ in what they have free.
 
     Raises:
       InputError: an argument or a file cannot be used.
@@ -48,8 +59,9 @@ def load_served(arguments: argparse.Namespace) -> tuple[Engine, ServedModel]:
     target, drafter, tree = load_models(arguments, files, found, tree)
     bound, _ = bind_models(target, drafter, tree)
     memory = config.cache_memory or default_cache_memory(target, bound, config.slots)
+    memory = agree(memory)
     length = config.context_length or longest_text(target, bound, memory)
-    engine = Engine(
+    engine = make(
         target,
         drafter,
         tree=tree,

@@ -54,7 +54,7 @@ class Engine:
     All decoding goes through an engine: `generate`, `stream`, the commands, the server,
     regeneration and evaluation. An engine is used from one thread. On a mesh of several processes
     each process runs one, with the same requests in the same order, without deadlines and with one
-    `TreeConfig`.
+    `TreeConfig`; the engines of `engine.led` need neither restriction.
 
     Attributes:
       adaptive: whether the engine may decode without drafting while a tree does not pay.

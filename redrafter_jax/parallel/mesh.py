@@ -217,8 +217,9 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(array, sharding)
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return jax.jit(lambda x: x, out_shardings=sharding)(array)
-    # Values known to every process can be put on all devices only from host arrays.
-    return jax.device_put(np.asarray(array), sharding)
+    # `device_put` would compare what every process knows alike between the processes, each time.
+    known = np.asarray(array)
+    return jax.make_array_from_callback(known.shape, sharding, known.__getitem__)
 
 
 def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
@@ -286,6 +287,8 @@ def to_host(tree: Any) -> Any:
     def fetch(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return leaf
+        if leaf.is_fully_replicated:  # every process has all of it
+            return leaf.addressable_data(0)
         return multihost_utils.process_allgather(leaf, tiled=True)
 
     return jax.device_get(jax.tree.map(fetch, tree))

@@ -90,15 +90,20 @@ def broadcast_from_first(values: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.broadcast_one_to_all(values))
 
 
+def bytes_from_first(content: bytes) -> bytes:
+    """The first process's bytes, on all of them; the others give none."""
+    size = broadcast_from_first(np.asarray(len(content)))
+    padded = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
+    return broadcast_from_first(padded).tobytes()
+
+
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     """Return the complete lines of a file, and an incomplete last line, such as a kill leaves.
 
     All processes get what the first process reads; nothing if it does not have the file.
     """
     content = path.read_bytes() if is_first() and path.is_file() else b""
-    size = broadcast_from_first(np.asarray(len(content)))
-    read = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
-    *lines, tail = broadcast_from_first(read).tobytes().split(b"\n")
+    *lines, tail = bytes_from_first(content).split(b"\n")
     return lines, tail
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 import uvicorn
@@ -21,6 +22,8 @@ from redrafter_jax.text.grammars import GrammarCompiler
 # Seconds that incomplete requests get to arrive when the server ends, and that clients get to read
 # the end of answers that were cut off.
 _GRACE = 2.0
+# Seconds between two looks at whether the engine has failed meanwhile.
+_POLL = 0.1
 # Seconds that an idle connection stays open.
 _KEEP_ALIVE = 75
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -109,9 +112,19 @@ class Server(uvicorn.Server):
             )
         )
 
+    def fail(self, error: Exception) -> None:
+        """End without the engine, from any thread: running answers get an error."""
+        self._worker.fail(error)
+
+    def end(self) -> None:
+        """End as SIGTERM does, from any thread."""
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         async def cut_off() -> None:
-            await asyncio.sleep(self._drain_seconds)
+            end = time.monotonic() + self._drain_seconds
+            while not self.failed and time.monotonic() < end:
+                await asyncio.sleep(_POLL)
             await self._worker.close()
             await asyncio.sleep(_GRACE)
             for task in self.server_state.tasks:
@@ -119,7 +132,8 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):  # of clients that do not read
                 connection.transport.abort()
 
-        _log.info("Shutting down: no new requests; running answers have %g s.", self._drain_seconds)
+        drain = 0 if self.failed else self._drain_seconds
+        _log.info("Shutting down: no new requests; running answers have %g s.", drain)
         self._guard.end(min(_GRACE, self._drain_seconds))
         cutting = asyncio.ensure_future(cut_off())
         await super().shutdown(sockets)

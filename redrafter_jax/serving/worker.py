@@ -13,8 +13,12 @@ from typing import Literal, NamedTuple
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.generation import not_numbers
+from redrafter_jax.parallel.links import LostProcessError
 
 Status = Literal["warming up", "ready", "failed", "closed"]
+
+# Seconds between two looks at whether the thread has ended.
+_POLL = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -142,13 +146,27 @@ class Worker:
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._free(event_queue, index))
 
+    def fail(self, error: Exception) -> None:
+        """Take the engine for failed, from any thread: its own may hang in a step."""
+        with self._changed:
+            if self.status in ("failed", "closed"):
+                return
+            self.status = "failed"
+        if isinstance(error, LostProcessError):
+            _log.error("The server ends: %s.", error.strerror)
+        else:
+            _log.error("The engine failed; the server ends.", exc_info=error)
+        self._end("failed")
+        self._on_failure()
+
     async def close(self) -> None:
         """End the thread after its step or compilation; unfinished requests get an error."""
         self._closing = True
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._end("closed"))
-        # Python must not end before a compilation does: XLA would crash.
-        await asyncio.to_thread(self._thread.join)
+        # Python must not end before a compilation does: XLA would crash. Failed, it may hang.
+        while self._thread.is_alive() and self.status != "failed":
+            await asyncio.sleep(_POLL)
 
     def _call(self, call: Callable[[], None]) -> None:
         with self._changed:
@@ -172,19 +190,24 @@ class Worker:
             self._engine.warm_up(self._report_warm_up)
             if not self._closing:
                 _log.info("Ready after %.0f s of compiling.", time.monotonic() - began)
-            self.status = "ready"
+            with self._changed:
+                if self.status == "warming up":
+                    self.status = "ready"
             while self.status == "ready":
                 with self._changed:
-                    self._changed.wait_for(lambda: self._calls or self._engine.busy)
+                    self._changed.wait_for(self._has_work)
                     calls, self._calls = self._calls, []
                 for call in calls:
                     call()
                 if self.status == "ready" and self._engine.busy:
                     self._deliver(self._engine.advance())
-        except Exception:
-            _log.exception("The engine failed; the server ends.")
-            self._end("failed")
-            self._on_failure()
+        except Exception as error:
+            self.fail(error)
+        if self.status == "failed":
+            self._end("failed")  # of whom this thread accepted meanwhile
+
+    def _has_work(self) -> bool:
+        return bool(self._calls) or self._engine.busy or self.status != "ready"
 
     def _report_warm_up(self, ready: int, programs: int) -> bool:
         if ready < programs:
@@ -216,10 +239,12 @@ class Worker:
 
     def _end(self, status: Status) -> None:
         with self._changed:
-            self.status, calls, self._calls = status, self._calls, []
+            self.status = "failed" if self.status == "failed" else status
+            calls, self._calls = self._calls, []
+            self._changed.notify()
         error = EngineFailedError(f"the engine has {status}")
-        for event_queue in {asker.event_queue for asker in self._running.values()}:
+        running, self._running = self._running, {}
+        for event_queue in {asker.event_queue for asker in running.values()}:
             self._post(event_queue, error)
-        self._running.clear()
         for call in calls:
             call()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from redrafter_jax.command_line import Parser, program_name
+from redrafter_jax.command_line import Parser, add_processes, program_name
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import join
 from redrafter_jax.settings.files import SettingsT, dump_settings, load_settings
@@ -58,7 +58,7 @@ def parse_settings(
         options |= {"dest": "flags", "action": "append", "type": f"{setting}={{}}".format}
         parser.add_argument(flag, default=[], **options)
     if processes:
-        _add_processes(parser)
+        add_processes(parser)
     if unknown := parser.unknown_option(words):
         if parser.meant_option(unknown):
             parser.refuse_mistyped([unknown])
@@ -81,11 +81,3 @@ def _as_override(option: str, words: Sequence[str]) -> str:
         value = following[0] if following else "value"
     setting = f"{key.replace('-', '_')}={value}"
     return f"{option} is no option; settings are given without dashes: {setting}"
-
-
-def _add_processes(parser: Parser) -> None:
-    title = "one of several processes that are one job (SLURM and Open MPI are known without)"
-    add = parser.add_argument_group(title).add_argument
-    add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
-    add("--num-processes", type=int, metavar="N", help="in all")
-    add("--process-id", type=int, metavar="I", help="of this one, from 0")

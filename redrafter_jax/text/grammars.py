@@ -47,13 +47,17 @@ class GrammarCompiler:
             llguidance is not installed, or llguidance cannot read the tokenizer.
         """
         if grammar.json_schema is None:
-            return self._kept("regex", grammar.regex or "")
+            return self.compile_stated("regex", grammar.regex or "")
         try:
-            return self._kept("json_schema", json.dumps(grammar.json_schema))
+            return self.compile_stated("json_schema", json.dumps(grammar.json_schema))
         except RecursionError:
             raise InputError("json_schema is nested too deeply; give a flatter one.") from None
         except TypeError as error:
             raise InputError(f"json_schema is not JSON: {_in_short(str(error))}") from None
+
+    def compile_stated(self, name: str, stated: str) -> "CompiledGrammar":
+        """As `compile`, of what `CompiledGrammar.stated` has, of this compiler or another's."""
+        return self._kept(name, stated)
 
     def _compile(self, name: str, stated: str) -> "CompiledGrammar":
         """The compiled grammar; `stated` is the text of a JSON Schema or a regular expression."""
@@ -68,7 +72,7 @@ class GrammarCompiler:
         matcher = LLMatcher(tokenizer, source, log_level=0)
         if matcher.is_error():
             raise InputError(f"{name} cannot be used: {_in_short(matcher.get_error())}")
-        return CompiledGrammar(matcher, self._end_tokens, self._vocab_size)
+        return CompiledGrammar(matcher, self._end_tokens, self._vocab_size, (name, stated))
 
     @cached_property
     def _prepared(self) -> Any:
@@ -102,11 +106,15 @@ class CompiledGrammar:
     Attributes:
       end_tokens: ids of the tokens that end a text.
       vocab_size: V of the target.
+      stated: "json_schema" or "regex", and its text.
     """
 
-    def __init__(self, matcher: Any, end_tokens: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, matcher: Any, end_tokens: Sequence[int], vocab_size: int, stated: tuple[str, str]
+    ) -> None:
         self.end_tokens = frozenset(end_tokens)
         self.vocab_size = vocab_size
+        self.stated = stated
         self._matcher = matcher
 
     def begin(self) -> "Matcher":

@@ -5,6 +5,7 @@ import socket
 import sys
 from typing import Any
 
+import jax
 import pytest
 import yaml
 from places import ROOT
@@ -67,6 +68,21 @@ def test_a_value_that_is_none_is_told(
 def test_fewer_replicas_at_most_than_at_first_are_refused(run_redrafter: Any) -> None:
     code, _, err = run_redrafter(*WORDS, "--replicas", "3", "--max-replicas", "2")
     assert (code, "--max-replicas is 2, fewer than the 3 replicas; give more." in err) == (2, True)
+
+
+def test_replicas_and_several_processes_are_refused_together(run_redrafter: Any) -> None:
+    code, _, err = run_redrafter(*WORDS, "--replicas", "2", "--num-processes", "2")
+    assert (code, "--replicas and --num-processes are given" in err) == (2, True)
+
+
+def test_a_mesh_of_several_processes_takes_all_their_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    demo = str(ROOT / "configs" / "demo_target")
+    arguments = read_arguments(["serve", "--target", demo, "--no-drafter", "--mesh-model", "2"])
+    with pytest.raises(InputError, match="is 2, but the 2 processes of this job have 8 devices"):
+        load_served(arguments)
 
 
 def test_the_address_of_replicas_needs_a_port(run_redrafter: Any) -> None:

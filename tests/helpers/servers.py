@@ -90,29 +90,39 @@ def serving_process(
 
     Unless it shall be `ready`, its engine compiles still.
     """
-    # A file, for a pipe that nobody reads would fill up and stop the server.
-    with tempfile.NamedTemporaryFile() as log:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with started(log, *options) as process:
+            base = wait_until(lambda: address_in(log, process))
+            if ready:
+                wait_until(lambda: is_ready(base))
+            yield base, process
+
+
+@contextmanager
+def started(log: Path, *options: str) -> Generator[subprocess.Popen[bytes]]:
+    """A process of `redrafter serve`, whose stderr is a file; it is killed at the end."""
+    # For a pipe that nobody reads would fill up and stop the server.
+    with log.open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "redrafter_jax", "serve", "--port", "0", *options],
             cwd=ROOT,
             env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-            stderr=log,
+            stderr=said,
         )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
-        def address() -> str | None:
-            told = Path(log.name).read_text()
-            assert process.poll() is None, told
-            found = re.search(r"Serving \S+ at (http://\S+);", told)
-            return found and found[1]
 
-        try:
-            base = wait_until(address)
-            if ready:
-                wait_until(lambda: is_ready(base))
-            yield base, process
-        finally:
-            process.kill()
-            process.wait()
+def address_in(log: Path, process: subprocess.Popen[bytes]) -> str | None:
+    """The address that the process has told; None before it has."""
+    told = log.read_text()
+    assert process.poll() is None, told
+    found = re.search(r"Serving \S+ at (http://\S+);", told)
+    return found and found[1]
 
 
 def is_ready(base: str) -> bool:

@@ -27,7 +27,9 @@ from servers import (
     wait_until,
 )
 
-from redrafter_jax.serving.worker import Worker
+from redrafter_jax.engine.messages import Request
+from redrafter_jax.parallel.links import LostProcessError
+from redrafter_jax.serving.worker import EngineFailedError, Worker
 
 
 def test_nothing_is_answered_before_the_engine_is_warm() -> None:
@@ -147,6 +149,36 @@ def _refuses(base: str) -> bool:
     except httpx.TransportError:
         return True
     return False
+
+
+def test_who_waits_for_an_engine_that_hangs_is_told_when_it_is_taken_for_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate, ended = threading.Semaphore(0), list[str]()
+    engine = FakeEngine(gate=gate)
+    worker = Worker(engine, on_failure=lambda: ended.append("told"))
+
+    async def ask() -> None:
+        worker.start()
+        while worker.status != "ready":
+            await asyncio.sleep(0.01)
+        asked = Request([1, 2], 8, 0)
+        events = await worker.submit([asked])
+        while not engine.told:  # it is in its first step from then on
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(worker.fail, LostProcessError("process 1"))
+        assert isinstance(await events.get(), EngineFailedError)
+        with pytest.raises(EngineFailedError):
+            await worker.submit([asked])
+        await asyncio.wait_for(worker.close(), timeout=10)
+        gate.release()
+        await asyncio.to_thread(worker._thread.join)
+        assert events.empty(), "nothing follows the error"
+
+    asyncio.run(ask())
+    assert (worker.status, ended) == ("failed", ["told"])
+    errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["The server ends: process 1 is gone; start all processes again."]
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])

@@ -1,0 +1,83 @@
+"""`serve` by one engine whose mesh has devices of several processes.
+
+Process 0 has the HTTP server, and leads; the others follow its engine.
+"""
+
+import argparse
+import os
+import signal
+from functools import partial
+
+import jax
+
+from redrafter_jax.command_line import end_at_once
+from redrafter_jax.commands.option_groups import option_of
+from redrafter_jax.commands.serve_alone import make_server
+from redrafter_jax.commands.served import load_served
+from redrafter_jax.config.serving import ServeConfig
+from redrafter_jax.engine.led import FollowingEngine, LeadingEngine
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.links import Follower, Leader, meet
+from redrafter_jax.serving.server import listen
+from redrafter_jax.text.grammars import GrammarCompiler
+
+# Options that may differ between processes: the first three say who is who, the others are of the
+# process that leads.
+_OWN = ("coordinator_address", "num_processes", "process_id", "host", "port", "api_key", "name")
+
+
+def serve_together(arguments: argparse.Namespace, limits: ServeConfig) -> None:
+    """Serve, or follow the process that does, until SIGTERM or Ctrl-C to any of them.
+
+    Raises:
+      InputError: an argument or a file cannot be used.
+      LostProcessError: another process is gone.
+      RuntimeError: the engine has failed.
+    """
+    # JAX takes it for a notice to training runs. Until the server hears it, it ends the process.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    link = meet(arguments.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS"))
+    _check_same(arguments, link)
+    if isinstance(link, Leader):
+        _lead(arguments, limits, link)
+    else:
+        _follow(arguments, link)
+
+
+def _check_same(arguments: argparse.Namespace, link: Leader | Follower) -> None:
+    """Refuse options other than those of process 0."""
+    own = {name: value for name, value in vars(arguments).items() if name not in _OWN}
+    for name, value in link.agree(own).items():
+        if own.get(name) != value:
+            raise InputError(
+                f"{option_of(name)} is {own.get(name)} in this process and {value} in process 0; "
+                "start all with the same options."
+            )
+
+
+def _lead(arguments: argparse.Namespace, limits: ServeConfig, link: Leader) -> None:
+    listening = listen(arguments.host, arguments.port)
+    engine, model = load_served(arguments, partial(LeadingEngine, link), link.agree)
+    where = f" in {jax.process_count()} processes"
+    server = make_server(arguments, limits, listening, engine, model, where)
+    link.watch(server.fail, server.end)
+    try:
+        server.run([listening])
+    finally:
+        if server.failed:
+            link.close()
+        else:
+            link.end()
+            jax.distributed.shutdown()
+    if server.failed:
+        raise link.lost or RuntimeError("see the log above")
+
+
+def _follow(arguments: argparse.Namespace, link: Follower) -> None:
+    engine, model = load_served(arguments, partial(FollowingEngine, link), link.agree)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: link.ask_for_end())
+    link.watch(end_at_once)  # which a program that waits for process 0 would not notice
+    form = model.format
+    engine.follow(GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens))
+    jax.distributed.shutdown()

@@ -1,0 +1,259 @@
+"""What process 0 of a job tells the others, and how each learns that one is gone.
+
+Plain connections, beside JAX's collectives: who waits for a message occupies no device, and a
+process that dies closes its connections at once, while a collective may wait for it for minutes.
+"""
+
+import errno
+import hmac
+import json
+import pickle
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import jax
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.processes import bytes_from_first, is_first
+
+# Seconds until all others must be connected, and in which each must say who it is.
+_PATIENCE, _HELLO_SECONDS = 60.0, 5.0
+# Bytes of the secret that the others know by JAX's own channel, and of a process's number.
+_KEY, _NUMBER = 32, 4
+
+Value = TypeVar("Value")
+
+
+class LostProcessError(ConnectionError):
+    """A process of the job has ended before its time; `name` says which."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(errno.ECONNRESET, f"{name} is gone; start all processes again")
+
+
+class Leader:
+    """The connections of process 0 to the others.
+
+    Args:
+      others: a connection to each, by its number.
+
+    Attributes:
+      lost: the first that is gone; None while all are there.
+    """
+
+    def __init__(self, others: Mapping[int, socket.socket]) -> None:
+        self.lost: LostProcessError | None = None
+        self._others = others
+        self._loses = threading.Event()
+        self._ends = False
+
+    def tell(self, message: Any) -> None:
+        """Send a message to all.
+
+        Raises:
+          LostProcessError: one is gone.
+        """
+        content = pickle.dumps(message)
+        for number, other in self._others.items():
+            try:
+                other.sendall(content)
+            except OSError:
+                raise self._lose(number) from None
+
+    def agree(self, value: Value) -> Value:
+        """The value, which `Follower.agree` gives in the other processes too."""
+        self.tell(value)
+        return value
+
+    def watch(
+        self, on_loss: Callable[[LostProcessError], object], on_request: Callable[[], object]
+    ) -> None:
+        """Call, in threads of their own, when one is gone before `end`, or asks for the end."""
+        for number, other in self._others.items():
+            arguments = number, other, on_loss, on_request
+            threading.Thread(target=self._watch, args=arguments, daemon=True).start()
+
+    def wait_for_loss(self, seconds: float) -> LostProcessError | None:
+        """Which process is gone, or will be within so many seconds; None where none is."""
+        self._loses.wait(seconds)
+        return self.lost
+
+    def end(self) -> None:
+        """Tell all that nothing more will come."""
+        self._ends = True
+        with suppress(LostProcessError):
+            self.tell(None)
+
+    def close(self) -> None:
+        """Close the connections, which the others take for the loss of process 0."""
+        self._ends = True
+        for other in self._others.values():
+            with suppress(OSError):
+                other.shutdown(socket.SHUT_RDWR)
+
+    def _watch(
+        self,
+        number: int,
+        other: socket.socket,
+        on_loss: Callable[[LostProcessError], object],
+        on_request: Callable[[], object],
+    ) -> None:
+        with suppress(OSError):
+            while other.recv(1):
+                on_request()
+        if not self._ends:
+            on_loss(self._lose(number))
+
+    def _lose(self, number: int) -> LostProcessError:
+        self.lost = self.lost or LostProcessError(f"process {number}")
+        self._loses.set()
+        return self.lost
+
+
+class Follower:
+    """The connection of another process to process 0.
+
+    Args:
+      first: the connection.
+    """
+
+    def __init__(self, first: socket.socket) -> None:
+        self._first = first
+        self._heard = SimpleQueue[Any]()
+        self._on_loss: Callable[[LostProcessError], object] | None = None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def hear(self) -> Any:
+        """The next message, once it is there; None after the last one.
+
+        Raises:
+          LostProcessError: process 0 is gone.
+        """
+        message = self._heard.get()
+        if isinstance(message, LostProcessError):
+            raise message
+        return message
+
+    def agree(self, value: Value) -> Value:
+        """What process 0 gives to its `agree`, whatever the value is here."""
+        del value
+        return self.hear()
+
+    def watch(self, on_loss: Callable[[LostProcessError], object]) -> None:
+        """Call, in another thread, when process 0 is gone; from now on."""
+        self._on_loss = on_loss
+
+    def ask_for_end(self) -> None:
+        """Ask process 0 to let all end."""
+        with suppress(OSError):
+            self._first.sendall(b".")
+
+    def _listen(self) -> None:
+        message: Any = ...
+        with self._first.makefile("rb") as stream:
+            while message is not None:
+                try:
+                    message = pickle.load(stream)
+                except (OSError, EOFError, pickle.UnpicklingError):
+                    message = LostProcessError("process 0, which leads,")
+                    if self._on_loss is not None:
+                        self._on_loss(message)
+                    self._heard.put(message)
+                    return
+                self._heard.put(message)
+
+
+def meet(address: str | None = None) -> Leader | Follower:
+    """The link of this process to the others of its job; a point that all must reach.
+
+    Args:
+      address: host and port where JAX's coordinator listens, in process 0; None takes the name
+        that its host gives itself.
+
+    Raises:
+      InputError: a process cannot be reached.
+    """
+    if is_first():
+        key = secrets.token_bytes(_KEY)
+        with listen() as listener:
+            told = key.hex(), socket.gethostname(), listener.getsockname()[1]
+            bytes_from_first(json.dumps(told).encode())
+            return Leader(accept(listener, key, jax.process_count() - 1))
+    key, name, port = json.loads(bytes_from_first(b""))
+    host = (address or "").rpartition(":")[0].strip("[]") or name
+    return Follower(reach(host, port, bytes.fromhex(key), jax.process_index()))
+
+
+def listen() -> socket.socket:
+    """A socket that other hosts can connect to, at a free port."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
+
+
+def accept(
+    listener: socket.socket, key: bytes, count: int, seconds: float = _PATIENCE
+) -> dict[int, socket.socket]:
+    """The connections of so many processes that know the key, by number; strangers are left out.
+
+    Raises:
+      InputError: some have not come, and nobody else has for so many seconds.
+    """
+    others: dict[int, socket.socket] = {}
+    listener.settimeout(seconds)
+    while len(others) < count:
+        try:
+            other, _ = listener.accept()
+        except TimeoutError:
+            for other in others.values():
+                other.close()
+            missing = sorted({*range(1, count + 1)} - {*others})
+            raise InputError(
+                f"Of the processes {', '.join(map(str, missing))} of this job none connected to "
+                f"process 0 within {seconds:g} s; let their hosts reach its host at any port."
+            ) from None
+        hello = _read_hello(other)
+        if hmac.compare_digest(hello[:_KEY], key):
+            others[int.from_bytes(hello[_KEY:])] = _set_up(other)
+        else:
+            other.close()
+    return others
+
+
+def _read_hello(other: socket.socket) -> bytes:
+    other.settimeout(_HELLO_SECONDS)
+    content = b""
+    with suppress(OSError):
+        while more := other.recv(_KEY + _NUMBER - len(content)):
+            content += more
+    return content
+
+
+def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
+    """The connection of process `number` to process 0.
+
+    Raises:
+      InputError: there is none.
+    """
+    try:
+        first = socket.create_connection((host, port), timeout=_PATIENCE)
+    except OSError as error:
+        raise InputError(
+            f"Process {number} cannot connect to process 0 at {host}:{port} "
+            f"({error.strerror or error}); give --coordinator-address a name of its host that "
+            "all reach at any port."
+        ) from None
+    first.sendall(key + number.to_bytes(_NUMBER))
+    return _set_up(first)
+
+
+def _set_up(link: socket.socket) -> socket.socket:
+    link.settimeout(None)
+    # A message is waited for: it does not wait for more to be sent with it.
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return link

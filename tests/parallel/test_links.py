@@ -1,0 +1,148 @@
+"""What process 0 tells the others, over real connections within one process."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.links import (
+    Follower,
+    Leader,
+    LostProcessError,
+    accept,
+    listen,
+    reach,
+)
+
+KEY = bytes(range(32))
+SECONDS = 30.0
+
+
+class Job:
+    """A leader and two followers, and their ends of the connections."""
+
+    def __init__(self) -> None:
+        with listen() as listener:
+            port = listener.getsockname()[1]
+            # The later one comes first.
+            self.ends = {number: reach("localhost", port, KEY, number) for number in (2, 1)}
+            self.own = accept(listener, KEY, 2, SECONDS)
+        self.leader = Leader(self.own)
+        self.followers = {number: Follower(end) for number, end in self.ends.items()}
+
+    def kill(self, number: int) -> None:
+        """As the system does with the connections of a process that is killed."""
+        self.ends[number].shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.leader.close()
+    for one in (*made.ends.values(), *made.own.values()):
+        one.close()
+
+
+def test_messages_come_in_order_and_none_is_the_last(job: Job) -> None:
+    large = b"x" * 10_000_000  # more than the system keeps for a reader
+    sending = threading.Thread(target=lambda: list(map(job.leader.tell, ["a", [1, 2], large])))
+    sending.start()
+    for follower in job.followers.values():
+        assert [follower.hear() for _ in range(3)] == ["a", [1, 2], large]
+    sending.join()
+    job.leader.end()
+    assert [follower.hear() for follower in job.followers.values()] == [None, None]
+
+
+def test_all_go_by_the_value_of_process_0(job: Job) -> None:
+    assert job.leader.agree(3.5) == 3.5
+    assert [follower.agree(7.0) for follower in job.followers.values()] == [3.5, 3.5]
+
+
+def test_a_process_that_is_gone_is_told_by_its_number(job: Job) -> None:
+    lost = SimpleQueue[LostProcessError]()
+    job.leader.watch(lost.put, lambda: None)
+    assert job.leader.wait_for_loss(0.0) is None
+    job.kill(2)
+    error = lost.get(timeout=SECONDS)
+    assert error.strerror == "process 2 is gone; start all processes again"
+    assert job.leader.wait_for_loss(SECONDS) is job.leader.lost is error
+    with pytest.raises(LostProcessError, match="process 2 is gone"):
+        # What is sent first the system may still take.
+        list(map(job.leader.tell, [b"x" * 100_000] * 1000))
+
+
+def test_the_loss_of_process_0_is_heard_and_told(job: Job) -> None:
+    told = SimpleQueue[LostProcessError]()
+    job.followers[1].watch(told.put)
+    job.leader.tell("the last word")
+    job.leader.close()
+    assert job.followers[1].hear() == "the last word"
+    assert "process 0, which leads, is gone" in str(told.get(timeout=SECONDS))
+    assert job.followers[2].hear() == "the last word"
+    for follower in job.followers.values():
+        with pytest.raises(LostProcessError, match="process 0, which leads, is gone"):
+            follower.hear()
+
+
+def test_after_the_end_nobody_is_lost(job: Job) -> None:
+    told = SimpleQueue[Any]()
+    job.leader.watch(told.put, lambda: told.put("asked"))
+    for follower in job.followers.values():
+        follower.watch(told.put)
+    job.leader.end()
+    for number in job.followers:
+        job.kill(number)
+    job.leader.close()
+    assert job.leader.wait_for_loss(0.2) is None
+    assert told.empty()
+
+
+def test_any_process_may_ask_for_the_end(job: Job) -> None:
+    asked = SimpleQueue[str]()
+    job.leader.watch(lambda error: None, lambda: asked.put("asked"))
+    job.followers[1].ask_for_end()
+    assert asked.get(timeout=SECONDS) == "asked"
+    # It goes on to follow.
+    job.leader.tell("more")
+    assert job.followers[1].hear() == "more"
+
+
+def test_strangers_are_left_out() -> None:
+    with listen() as listener:
+        port = listener.getsockname()[1]
+        silent = socket.create_connection(("localhost", port))
+        silent.close()
+        with (
+            closing(reach("localhost", port, KEY[::-1], 1)) as stranger,
+            closing(reach("localhost", port, KEY, 1)) as friend,
+        ):
+            (other,) = accept(listener, KEY, 1, SECONDS).values()
+            with closing(other):
+                assert other.getpeername()[1] == friend.getsockname()[1]
+                assert stranger.recv(1) == b""
+
+
+def test_who_does_not_come_is_named() -> None:
+    with listen() as listener:
+        port = listener.getsockname()[1]
+        with (
+            closing(reach("localhost", port, KEY, 2)),
+            pytest.raises(InputError, match="processes 1, 3 of this job none connected"),
+        ):
+            accept(listener, KEY, 3, 0.2)
+
+
+def test_a_host_that_cannot_be_reached_is_named() -> None:
+    with listen() as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(
+        InputError, match=rf"Process 4 cannot connect .* at localhost:{port} \(Conn"
+    ):
+        reach("localhost", port, KEY, 4)
