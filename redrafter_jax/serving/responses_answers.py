@@ -74,6 +74,7 @@ class ResponsesAnswer(ChatAnswer):
         self._events = 0
         self._items: list[dict[str, Any]] = []
         self._open = False  # whether the last item goes on
+        self._pieces: list[str] = []  # of that item's text, or of its arguments
         self._call = 0  # the number of its last call
         self._cut = False
 
@@ -94,6 +95,7 @@ class ResponsesAnswer(ChatAnswer):
     def failure(self, error: ApiError) -> dict[str, Any]:
         wrong = {"code": "server_error", "message": error.detail}
         if self._open:
+            self._fill()
             self._items[-1]["status"] = "incomplete"
         self._told |= {"status": "failed", "error": wrong, "output": self._items}
         return self._state("failed")
@@ -122,7 +124,7 @@ class ResponsesAnswer(ChatAnswer):
             if text := delta.get(name):
                 if not self._open or self._items[-1]["type"] != kind:
                     yield from self._begin(kind)
-                self._items[-1]["content"][0]["text"] += text
+                self._pieces.append(text)
                 yield self._part_event("delta", delta=text)
         yield from self._take_calls(calls[new:])
 
@@ -133,7 +135,7 @@ class ResponsesAnswer(ChatAnswer):
                 named = {"call_id": call["id"], "name": function["name"]}
                 yield from self._begin("function_call", **named, arguments="")
                 self._call = call["index"]
-            self._items[-1]["arguments"] += function["arguments"]
+            self._pieces.append(function["arguments"])
             yield self._part_event("delta", delta=function["arguments"])
 
     def _begin(self, kind: str, **fields: Any) -> Iterator[dict[str, Any]]:
@@ -147,7 +149,7 @@ class ResponsesAnswer(ChatAnswer):
             item["summary"] = []
         if kind in _PARTS:
             item["content"] = []
-        self._open = True
+        self._open, self._pieces = True, []
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=self._last, item=dict(item))
         if kind in _PARTS:
@@ -159,15 +161,24 @@ class ResponsesAnswer(ChatAnswer):
         if not self._open:
             return
         self._open = False
+        self._fill()
         item = self._items[-1]
         if item["type"] == "function_call":
             cut = cut or not (self._calls and self._call in self._calls[0].complete)
-            yield self._part_event("done", name=item["name"], arguments=item["arguments"])
+            yield self._part_event("done", arguments=item["arguments"])
         else:
             yield self._part_event("done", text=item["content"][0]["text"])
             yield self._content_event("done")
         item["status"] = "incomplete" if cut else "completed"
         yield self._event("response.output_item.done", output_index=self._last, item=dict(item))
+
+    def _fill(self) -> None:
+        """Write into the last item what was told of it; piece by piece that would be quadratic."""
+        item, whole = self._items[-1], "".join(self._pieces)
+        if item["type"] == "function_call":
+            item["arguments"] = whole
+        else:
+            item["content"][0]["text"] = whole
 
     def _end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The last events of items; what is told of all is then that of the end."""
