@@ -14,7 +14,7 @@ from redrafter_jax.serving.openai_errors import ApiError
 
 _NAME = "redrafter"
 # Whose requests are counted.
-ROUTES = ("/v1/chat/completions", "/v1/completions")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone", "failed"]
 

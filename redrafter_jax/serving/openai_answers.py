@@ -4,10 +4,11 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from redrafter_jax.engine.messages import PromptToken, Token
 from redrafter_jax.serving.choices import Piece
+from redrafter_jax.serving.openai_errors import ApiError
 from redrafter_jax.serving.openai_messages import NamedTool
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest
 from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
@@ -21,11 +22,17 @@ _LOWEST = -9999.0
 
 
 class Answer(ABC):
-    """The objects of one request's answer."""
+    """The objects of one request's answer.
+
+    Attributes:
+      id: its identifier.
+      done: the last event of a stream, which is no object.
+    """
 
     prefix: str
     kind: str
     chunk_kind: str
+    done: ClassVar[str] = "data: [DONE]\n\n"
 
     def __init__(
         self,
@@ -53,21 +60,26 @@ class Answer(ABC):
         self._several = request.n * len(prompts) > 1
         self._speculation = Speculation()
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The chunk before a choice's first token, if the API has one."""
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """The chunks of a stream before a choice's first token."""
         del index
-        return None
+        return []
 
-    def chunk(self, index: int, piece: Piece, offset: int) -> dict[str, Any]:
-        """A chunk of a stream: what a step adds to a choice, `offset` characters into its text."""
+    def chunks(self, index: int, piece: Piece, offset: int) -> list[dict[str, Any]]:
+        """The chunks of what a step adds to a choice, `offset` characters into its text."""
         content = self._content(index, piece, whole=False)
-        return self._chunk([self._choice(index, piece, offset, content)])
+        return [self._chunk([self._choice(index, piece, offset, content)])]
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any] | None:
-        """The last chunk, where it was asked for."""
+    def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        """The last chunks, after all choices have ended."""
         if not self._include_usage:
-            return None
-        return self._chunk([]) | {"usage": usage | self._usage_details()} | self._all_metrics()
+            return []
+        told = {"usage": usage | self._usage_details()}
+        return [self._chunk([]) | told | self._all_metrics()]
+
+    def failure(self, error: ApiError) -> dict[str, Any]:
+        """The last chunk of a stream that cannot go on."""
+        return error.body()
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
         """The whole answer, from all pieces of each choice."""
@@ -186,10 +198,10 @@ class ChatAnswer(Answer):
                 for _ in range(request.n)
             ]
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def opening(self, index: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._chunk([choice])
+        return [self._chunk([choice])]
 
     def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
         """The prompt's log-probabilities beside the choices, because a chat has one prompt."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,6 +23,8 @@ from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionA
 from redrafter_jax.serving.openai_errors import ApiError, as_api_error, check_model
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
 from redrafter_jax.serving.page import read_page
+from redrafter_jax.serving.responses_answers import ResponsesAnswer
+from redrafter_jax.serving.responses_schema import ResponsesRequest, in_own_names
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.token_routes import token_routes
 from redrafter_jax.text.chat_template import NO_TEMPLATE
@@ -84,10 +87,17 @@ def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
     async def completions(request: CompletionRequest, http: Request) -> Response:
         return await respond(request, http, CompletionAnswer, _encode)
 
+    @app.post(ROUTES[2])
+    async def responses(request: ResponsesRequest, http: Request) -> Response:
+        gap = service.model.format.template.gap
+        with in_own_names():
+            kind = partial(ResponsesAnswer, request)
+            return await respond(request.chat(), http, kind, encode_chat, gap)
+
     async def respond(
         request: BaseRequest,
         http: Request,
-        kind: type[Answer],
+        kind: Callable[[Service, Any, int, list[list[int]]], Answer],
         read: Callable[[Service, Any], list[list[int]]],
         gap: str = "",
     ) -> Response:
@@ -203,22 +213,26 @@ class _EventStream(StreamingResponse):
 async def _events(job: Job, answer: Answer, echoes: Sequence[str]) -> AsyncIterator[str]:
     offsets = [0] * len(job.choices)
     for index in range(len(offsets)):
-        if opening := answer.opening(index):
-            yield _event(opening)
+        if opened := answer.opening(index):
+            yield _events_of(opened)
     for index, echo in enumerate(echoes):
-        yield _event(answer.chunk(index, Piece(echo, [], None), 0))
+        yield _events_of(answer.chunks(index, Piece(echo, [], None), 0))
         offsets[index] = len(echo)
     try:
         async for index, piece in job.pieces():
-            yield _event(answer.chunk(index, piece, offsets[index]))
+            if told := answer.chunks(index, piece, offsets[index]):
+                yield _events_of(told)
             offsets[index] += len(piece.text)
     except ApiError as error:
-        yield _event(error.body())
+        yield _events_of([answer.failure(error)])
         return
-    if usage := answer.usage_chunk(job.usage):
-        yield _event(usage)
-    yield "data: [DONE]\n\n"
+    yield _events_of(answer.closing(job.usage)) + answer.done
 
 
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
+def _events_of(bodies: Sequence[dict[str, Any]]) -> str:
+    """The bodies as server-sent events, named by their types where they have one."""
+    return "".join(
+        (f"event: {body['type']}\n" if "type" in body else "")
+        + f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
+        for body in bodies
+    )

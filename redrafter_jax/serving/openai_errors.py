@@ -77,8 +77,8 @@ def as_api_error(method: str, path: str, error: Exception) -> ApiError:
         return _refusal(error)
     known = error if isinstance(error, HTTPException) else HTTPException(500)
     message = {
-        404: f"{path} is no route of this server; /v1/models, /v1/completions and "
-        "/v1/chat/completions are.",
+        404: f"{path} is no route of this server; /v1/models, /v1/completions, "
+        "/v1/chat/completions and /v1/responses are.",
         405: f"{path} does not take {method}.",
         500: "The server failed; its log says why.",
     }.get(known.status_code, "The request cannot be read.")

@@ -1,6 +1,7 @@
 """The messages and tools of OpenAI's chat requests."""
 
 import json
+from collections.abc import Sequence, Set
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
@@ -11,23 +12,30 @@ from redrafter_jax.serving.openai_fields import Fields, Text, Values, whole_text
 _PART_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
 
-def _as_text(content: Any) -> Any:
-    """The text of a message that is given in parts."""
+def join_parts(content: Any, kinds: Sequence[str], labels: Set[str] = frozenset()) -> Any:
+    """The text of a content that is given in parts of these types; another content as it is.
+
+    `labels` are fields of a part that change nothing.
+    """
     if not isinstance(content, list):
         return content
+    names = {"type", "text", *_PART_LABELS, *labels}
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(
-                f'only parts {{"type": "text", "text": ...}} are supported, not {kind!r:.80}'
-            )
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            known = " and ".join(f'{{"type": "{one}", "text": ...}}' for one in kinds)
+            raise ValueError(f"only parts {known} are supported, not {kind!r:.80}")
         for name, value in part.items():
-            if name not in {"type", "text"} | _PART_LABELS and value is not None:
+            if name not in names and value is not None:
                 raise ValueError(f"{name:.80} of a part is not supported; leave it out")
     return "".join(part["text"] for part in content)
 
 
-def _as_object(arguments: Any) -> Any:
+def _as_text(content: Any) -> Any:
+    return join_parts(content, ["text"])
+
+
+def as_object(arguments: Any) -> Any:
     """The arguments of a call, which are the text of a JSON object."""
     if not isinstance(arguments, str):
         return arguments
@@ -41,7 +49,8 @@ def _as_object(arguments: Any) -> Any:
     return given
 
 
-def _missing() -> PydanticCustomError:
+def missing_field() -> PydanticCustomError:
+    """The error of a field that must be given."""
     return PydanticCustomError("missing", "it is missing")
 
 
@@ -49,7 +58,7 @@ class CalledFunction(Fields):
     """The function of a call, and its arguments."""
 
     name: Text
-    arguments: Annotated[dict[str, Any], BeforeValidator(_as_object)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(as_object)]
 
 
 class ToolCall(Fields):
@@ -132,14 +141,14 @@ class Message(Fields):
         if others.data.get("role") != "tool" and identifier is not None:
             raise ValueError("a turn of the role 'tool' alone has one; leave it out")
         if others.data.get("role") == "tool" and identifier is None:
-            raise _missing()
+            raise missing_field()
         return identifier
 
     @field_validator("content")
     @classmethod
     def _check_content(cls, content: str | None, others: Any) -> str | None:
         if content is None and not others.data.get("tool_calls"):
-            raise _missing()
+            raise missing_field()
         return content or ""
 
     @property

@@ -2,28 +2,17 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from redrafter_jax.config import Grammar
-from redrafter_jax.engine.messages import OWN_STOPS
+from redrafter_jax.serving.decoding_fields import DecodingFields
 from redrafter_jax.serving.openai_fields import Fields, Values, whole_text
 from redrafter_jax.serving.openai_forms import ResponseFormat, StructuredOutputs
 from redrafter_jax.serving.openai_messages import Message, NamedTool, Tool
 from redrafter_jax.serving.required_call import call_grammar
 
-_LABELS = frozenset(
-    {
-        "user",
-        "metadata",
-        "safety_identifier",
-        # Hints to providers who charge for caches; here they are reused unasked.
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "cache_control",
-    }
-)
 _OFF: Values = {
+    **DecodingFields.off,
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "verbosity": ("medium",),
@@ -32,37 +21,7 @@ _OFF: Values = {
     "tools": ([],),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    # Of other servers' APIs.
-    "top_k": (0, -1),
-    "length_penalty": (1,),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
 }
-
-
-def _not_empty(text: str) -> str:
-    if not text:
-        raise ValueError("it is empty; leave it out")
-    return text
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _as_biases(value: Any) -> Any:
-    """Biases by token, whose numbers JSON spells as texts."""
-    if not isinstance(value, dict):
-        return value
-    if wrong := next((name for name in value if not (str(name).isdecimal())), None):
-        raise ValueError(f"{wrong!r:.80} is no token; give the number of one as a string")
-    return {int(name): bias for name, bias in value.items()}
 
 
 def _as_prompts(value: Any) -> list[Any]:
@@ -88,63 +47,31 @@ class StreamOptions(Fields):
     include_usage: bool = False
 
 
-class BaseRequest(Fields):
-    """The fields that both kinds of request share.
+class BaseRequest(DecodingFields):
+    """The fields that requests for choices share.
 
     Attributes:
       prompt_field: name of the field that holds the prompts, for messages.
-      model: the name that /v1/models gives.
-      temperature: temperature and filters of `SamplingConfig`; 1 by default, as in OpenAI's API.
-      seed: seed of the first choice's noise; choice i is drawn with seed + i. Random by default.
-      presence_penalty: penalties, biases and `min_tokens` of `SamplingConfig`; the last one and
-        `repetition_penalty` are not OpenAI's.
-      ignore_eos: let `stop` alone end an answer, and not what ends the target's texts. Not
-        OpenAI's.
-      prompt_logprobs: tell the log-probability of every token of the prompt, and of so many others
-        at its place. Not OpenAI's.
       response_format: what the answer is held to.
       structured_outputs: the same as vLLM writes it. Not OpenAI's.
-      stop: texts that end an answer; one that is a special token ends it too.
+      prompt_logprobs: tell the log-probability of every token of the prompt, and of so many others
+        at its place. Not OpenAI's.
       n: choices for each prompt.
       max_tokens: limit on new tokens; None for as many as there is room for.
-      stream: send the answer as it is decided, by server-sent events.
-      priority: requests with a lower one are taken in first. Not OpenAI's; vLLM's.
-      speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
       draft_trace: tell of every token which target call it came from, and who proposed it. Not
         OpenAI's.
       speculative_metrics: tell how many drafted tokens were accepted. Not OpenAI's.
     """
 
-    labels: ClassVar[frozenset[str]] = _LABELS
     off: ClassVar[Values] = _OFF
     prompt_field: ClassVar[str]
 
-    model: str
-    temperature: float = 1.0
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_as_biases)] = {}
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    ignore_eos: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop: Annotated[
-        list[Annotated[str, AfterValidator(whole_text), AfterValidator(_not_empty)]],
-        Field(max_length=OWN_STOPS, fail_fast=True),
-        BeforeValidator(_as_list),
-    ] = []
     n: Annotated[int, Field(ge=1, le=16)] = 1
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    speculation: bool = True
     draft_trace: bool = False
     speculative_metrics: bool = False
 
@@ -226,7 +153,8 @@ class ChatRequest(BaseRequest):
     """
 
     prompt_field = "messages"
-    off: ClassVar[Values] = _OFF | {
+    off: ClassVar[Values] = {
+        **_OFF,
         "echo": (False,),
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
@@ -332,8 +260,9 @@ class CompletionRequest(BaseRequest):
     """
 
     prompt_field = "prompt"
-    labels: ClassVar[frozenset[str]] = _LABELS | {"parallel_tool_calls"}
-    off: ClassVar[Values] = _OFF | {
+    labels: ClassVar[frozenset[str]] = DecodingFields.labels | {"parallel_tool_calls"}
+    off: ClassVar[Values] = {
+        **_OFF,
         "add_special_tokens": (True,),
         "tool_choice": ("none", "auto"),
     }

@@ -70,13 +70,13 @@ class ToolSplit:
       single: whether calls after the first are left out.
 
     Attributes:
-      called: whether a complete call has been told.
+      complete: the numbers of the calls that are complete.
     """
 
     def __init__(
         self, style: ToolStyle, names: Collection[str], *, streams: bool, single: bool = False
     ) -> None:
-        self.called = False
+        self.complete: set[int] = set()
         self._style, self._names = style, names
         self._streams, self._single = streams, single
         self._state: Literal["text", "before", "call", "after"] = "text"
@@ -90,6 +90,11 @@ class ToolSplit:
         self._calls = 0  # number of calls so far
         self._text: list[str] = []
         self._pieces: list[CallPiece] = []
+
+    @property
+    def called(self) -> bool:
+        """Whether a complete call has been told."""
+        return 0 in self.complete if self._single else bool(self.complete)
 
     def push(self, text: str) -> Parts:
         """The text and the pieces of calls that the next characters add."""
@@ -181,7 +186,7 @@ class ToolSplit:
         if self._is_call():
             self._tell()
             if self._begun:
-                self.called = self.called or not self._single or self._calls == 1
+                self.complete.add(self._calls - 1)
                 self._state, self._held = "after", []
                 return end
         return self._give_up(end)

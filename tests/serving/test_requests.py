@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from servers import HTTP, JSON, body, post
 
 from redrafter_jax.serving.openai_schema import ChatRequest, CompletionRequest
+from redrafter_jax.serving.responses_schema import ResponsesRequest
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,8 @@ def test_a_body_that_cannot_be_read_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("kind", "field"), [(ChatRequest, "messages"), (CompletionRequest, "stop")]
+    ("kind", "field"),
+    [(ChatRequest, "messages"), (CompletionRequest, "stop"), (ResponsesRequest, "input")],
 )
 def test_of_a_million_faults_one_is_told(kind: Any, field: str) -> None:
     # All of them would take seconds, in which nothing is answered, and hundreds of megabytes.

@@ -23,6 +23,11 @@ def conversation_key(body: bytes) -> str:
     turns = asked.get("messages")
     if isinstance(turns, list):
         return _digest([asked.get("tools"), _opening(turns)])
+    items = asked.get("input")
+    if isinstance(items, str):  # as it is sent back with later turns
+        items = [{"role": "user", "content": items}]
+    if isinstance(items, list):
+        return _digest([asked.get("tools"), asked.get("instructions"), _opening(items)])
     prompt = asked.get("prompt")
     return _digest(prompt[:_BEGINNING] if isinstance(prompt, str | list) else None)
 

@@ -28,6 +28,15 @@ def test_the_turns_of_one_conversation_have_one_key() -> None:
     assert key_of(messages=[SYSTEM, user("a")], tools=[{"type": "function"}]) != first
 
 
+def test_the_items_of_one_conversation_have_one_key() -> None:
+    first = key_of(input="a", instructions="Be brief.")
+    answer = {"type": "message", "role": "assistant", "content": [{"text": "b"}]}
+    later = [user("a"), answer, user("c")]
+    assert key_of(input=later, instructions="Be brief.", seed=2) == first
+    assert key_of(input="b", instructions="Be brief.") != first
+    assert key_of(input="a") != first
+
+
 def test_a_text_has_the_key_of_its_beginning() -> None:
     begun = "x" * 300
     assert key_of(prompt=begun) == key_of(prompt=begun + "y")
@@ -35,7 +44,9 @@ def test_a_text_has_the_key_of_its_beginning() -> None:
     assert key_of(prompt=[1, 2]) != key_of(prompt=[1, 3])
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": 7}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b'{"messages": 7}', b'{"input": 7}', b"\xff", b"[" * 100_000]
+)
 def test_any_body_has_a_key(body: bytes) -> None:
     assert isinstance(conversation_key(body), str)
 
