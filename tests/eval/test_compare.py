@@ -2,27 +2,22 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-import yaml
 from chat_folders import write_lines
 from pair_prompts import PROMPTS, generate_each
-from tiny_folders import add_template, encode, run_module, write_pair, write_yaml
+from tiny_folders import encode, run_module, write_pair, write_yaml
 from tiny_models import forgetful_target, imitating_drafter
 
 from eval import benchmark
 from eval.commands import evaluate
 from eval.config import CompareSettings
-from eval.measured import open_measured
-from redrafter_jax import InputError, PromptLookup, SamplingConfig, TreeConfig, generate
+from redrafter_jax import PromptLookup, SamplingConfig, TreeConfig, generate
 from redrafter_jax.drafters.base import LoadedHead
-from redrafter_jax.files.target_files import TargetFiles
-from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
 from redrafter_jax.models.target import Target
 from redrafter_jax.settings.files import load_settings
 
@@ -32,36 +27,15 @@ NEW_TOKENS = 16
 HEAD = TreeConfig(beam_width=2, draft_rounds=2)
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]) -> Path:
-    folder = tmp_path_factory.mktemp("compare")
-    values = {
-        "target": pair_settings["target"],
-        "prompts": pair_settings["prompts"],
-        "drafters": {
-            "lookup": {"tree": {"lookup_tokens": 3}},
-            "head": {
-                "drafter": pair_settings["drafter"],
-                "tree": {"beam_width": 2, "draft_rounds": 2},
-            },
-        },
-        "samplings": [{"temperature": 0.0}, {"temperature": 0.8}],
-        "dtype": "float32",
-        "max_new_tokens": NEW_TOKENS,
-        "report_dir": str(folder),
-    }
-    return write_yaml(folder / "compare.yaml", values)
-
-
 def test_methods_count_what_generate_counts_and_keep_the_text(
-    config: Path,
+    compared: Path,
     habitual_target: Target,
     good_drafter: LoadedHead,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    evaluate(["compare", "--config", str(config)])
+    evaluate(["compare", "--config", str(compared)])
     shown = capsys.readouterr().out
-    report = json.loads((config.parent / "compare.json").read_text())
+    report = json.loads((compared.parent / "compare.json").read_text())
     assert [case["described"] for case in report["samplings"]] == ["greedy", "T 0.8"]
     for case in report["samplings"]:
         nodes = {name: way["num_nodes"] for name, way in case["ways"].items()}
@@ -83,7 +57,7 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
                 own = row["methods"][name]
                 assert (own["new_tokens"], own["target_calls"]) == (NEW_TOKENS, one.steps[0])
     assert {"python", "jax", "flax"} <= report["versions"].keys()
-    page = (config.parent / "compare.md").read_text()
+    page = (compared.parent / "compare.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
     heads = [cells for cells in rows if cells[1:2] == ["head"] and len(cells) > 6]
     assert [cells[0] for cells in heads] == 2 * ["all prompts", "even", "odd"]
@@ -92,7 +66,7 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
     assert f"({counts[1]} of {counts[0]}), " in heads[0][6]
     for cells in heads[:6]:
         assert all(cell in shown for cell in (*cells[3:6], cells[-1]))
-    assert (config.parent / "compare.png").exists()
+    assert (compared.parent / "compare.png").exists()
 
     # float32; W e, then L=2 layers of K=2 heads of H=8 for each token in the cache.
     sizes = [
@@ -117,17 +91,17 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
 
 
 def test_a_grid_without_the_clock_counts_what_generate_counts(
-    config: Path,
+    compared: Path,
     tmp_path: Path,
     habitual_target: Target,
     good_drafter: LoadedHead,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """All prompts in one batch, in a table with a column for each sampling."""
-    drafter = load_settings(CompareSettings, config).drafters["head"].drafter
+    drafter = load_settings(CompareSettings, compared).drafters["head"].drafter
     tree = "{beam_width: 3, draft_rounds: 3, num_nodes: [7, null], sharpness: 1.5}"
     words = ["clock=false", f"drafters={{head: {{drafter: {drafter}, tree: {tree}}}}}"]
-    evaluate(["--config", str(config), f"report_dir={tmp_path}", *words])
+    evaluate(["--config", str(compared), f"report_dir={tmp_path}", *words])
     shown = capsys.readouterr().out
     report = json.loads((tmp_path / "compare.json").read_text())
     names = ("head, N=7", "head, N=10")
@@ -157,12 +131,12 @@ def test_a_grid_without_the_clock_counts_what_generate_counts(
 
 
 @pytest.mark.long
-def test_a_mesh_changes_no_count(config: Path, tmp_path: Path) -> None:
+def test_a_mesh_changes_no_count(compared: Path, tmp_path: Path) -> None:
     """The last batch is of one prompt alone."""
     reports = []
     for name, words in (("alone", []), ("split", ["mesh.model=2", "batch_size=2"])):
         folder = tmp_path / name
-        evaluate(["--config", str(config), f"report_dir={folder}", "clock=false", *words])
+        evaluate(["--config", str(compared), f"report_dir={folder}", "clock=false", *words])
         cases = json.loads((folder / "compare.json").read_text())["samplings"]
         counts = ("accept_counts", "target_calls", "identical")
         methods = [case["methods"] for case in cases]
@@ -170,61 +144,12 @@ def test_a_mesh_changes_no_count(config: Path, tmp_path: Path) -> None:
     assert reports[0] == reports[1]
 
 
-def test_auto_takes_the_tree_of_the_drafters_table_at_each_temperature(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    drafter = load_settings(CompareSettings, config).drafters["head"].drafter
-    assert drafter is not None
-    folder = shutil.copytree(drafter, tmp_path / "drafter")
-    trees = (TunedTree(1, 0.0, None, 1.0, 1.0), TunedTree(1, 0.8, HEAD, 1.2, 1.1))
-    write_tree_table(folder / "draft.yaml", TreeTable("any", "float32", trees))
-    ways = f"drafters={{head: {{drafter: {folder}, tree: auto}}}}"
-    evaluate(["--config", str(config), f"report_dir={tmp_path}", ways, "prompt_count=2"])
-    cases = json.loads((tmp_path / "compare.json").read_text())["samplings"]
-    greedy, sampled = (case["ways"]["head"] for case in cases)
-    assert (greedy["tree"], greedy["num_nodes"]) == (None, 1)
-    assert (TreeConfig(**sampled["tree"]), sampled["num_nodes"]) == (HEAD, 5)
-    *_, line, _ = capsys.readouterr().out.splitlines()
-    assert line.startswith("greedy: By the drafter's table no drafting is the fastest: `eval tune`")
-
-
-def test_without_the_clock_auto_takes_the_tree_of_one_prompt_unless_a_batch_size_is_given(
-    config: Path, tmp_path: Path
-) -> None:
-    drafter = load_settings(CompareSettings, config).drafters["head"].drafter
-    assert drafter is not None
-    folder = shutil.copytree(drafter, tmp_path / "drafter")
-    trees = (TunedTree(1, 0.0, HEAD, 1.2, 1.1), TunedTree(5, 0.0, TreeConfig(1, 1), 1.2, 1.1))
-    write_tree_table(folder / "draft.yaml", TreeTable("any", "float32", trees))
-    ways = f"drafters={{head: {{drafter: {folder}, tree: auto}}}}"
-    few = ("clock=false", "samplings=[{temperature: 0}]", "max_new_tokens=2")
-    for index, (words, tree) in enumerate((([], HEAD), (["batch_size=5"], TreeConfig(1, 1)))):
-        report = tmp_path / str(index)
-        evaluate(["--config", str(config), f"report_dir={report}", ways, *few, *words])
-        (case,) = json.loads((report / "compare.json").read_text())["samplings"]
-        assert TreeConfig(**case["ways"]["head"]["tree"]) == tree
-
-
-def test_a_head_without_a_tree_is_not_read(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trees = (TunedTree(1, 0.0, None, 1.0, 1.0),)
-    write_tree_table(tmp_path / "draft.yaml", TreeTable("any", "float32", trees))
-    for name in ("find_drafter", "load_drafter"):
-        monkeypatch.setattr(f"eval.compare.{name}", lambda *_, **__: pytest.fail("it is read"))
-    ways = f"drafters={{head: {{drafter: {tmp_path}, tree: auto}}}}"
-    few = ("clock=false", "samplings=[{temperature: 0}]", "max_new_tokens=2")
-    evaluate(["--config", str(config), f"report_dir={tmp_path}", ways, *few])
-    (case,) = json.loads((tmp_path / "compare.json").read_text())["samplings"]
-    assert case["verdict"]["kind"] == "no tree"
-
-
 def test_a_pipe_gets_progress_on_stderr_and_the_tables_on_stdout(
-    config: Path, tmp_path: Path
+    compared: Path, tmp_path: Path
 ) -> None:
     """As users start it; texts that prefill ends leave speeds after it unknown."""
     words = (f"report_dir={tmp_path}", "max_new_tokens=1", "samplings=[{temperature: 0.0}]")
-    finished = run_module("eval", "--config", str(config), *words)
+    finished = run_module("eval", "--config", str(compared), *words)
     assert finished.returncode == 0, finished.stderr
     told = finished.stderr.splitlines()
     assert [line for line in told if ": 0 of " in line] == [
@@ -250,7 +175,7 @@ def test_a_pipe_gets_progress_on_stderr_and_the_tables_on_stdout(
 
 
 def test_texts_that_are_not_the_baselines_are_counted_and_told(
-    config: Path,
+    compared: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -264,7 +189,7 @@ def test_texts_that_are_not_the_baselines_are_counted_and_told(
 
     monkeypatch.setattr(benchmark, "decode_batch", cut)
     one = "samplings=[{temperature: 0.0}]"
-    evaluate(["--config", str(config), f"report_dir={tmp_path}", one])
+    evaluate(["--config", str(compared), f"report_dir={tmp_path}", one])
     (case,) = json.loads((tmp_path / "compare.json").read_text())["samplings"]
     same = {name: ours["identical"] for name, ours in case["methods"].items()}
     assert same == {"baseline": 1.0, "lookup": 1.0, "head": 0.8}
@@ -321,131 +246,3 @@ def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
     line = capsys.readouterr().out.splitlines()[-1]
     assert re.match(f"greedy: ({last})", line)
     assert re.search(r"[;,] (give|more|decode|it needs) ", line)
-
-
-class Killed(BaseException):
-    """What no code under test expects."""
-
-
-@pytest.fixture(scope="module")
-def conversations(
-    config: Path, tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, Any]
-) -> Path:
-    """Settings of a question of two turns and one of one, in a chat template."""
-    folder = tmp_path_factory.mktemp("conversations")
-    questions = [
-        {"question_id": "a", "category": "two", "turns": ["abc", "de"]},
-        {"question_id": "b", "category": "one", "turns": ["w"]},
-    ]
-    prompts = folder / "question.jsonl"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in questions))
-    values = yaml.safe_load(config.read_text()) | {
-        "target": add_template(Path(pair_settings["target"]), folder),
-        "prompts": str(prompts),
-        "max_new_tokens": 8,
-        "report_dir": str(folder),
-    }
-    return write_yaml(folder / "compare.yaml", values)
-
-
-@pytest.mark.long
-def test_without_the_clock_the_turns_of_all_questions_are_one_batch(
-    conversations: Path, tmp_path: Path
-) -> None:
-    words = ["clock=false", "max_new_tokens=2", f"report_dir={tmp_path}"]
-    evaluate(["--config", str(conversations), *words])
-    report = json.loads((tmp_path / "compare.json").read_text())
-    assert report["batch_size"] == 3
-    for case in report["samplings"]:
-        assert {run["batch"] for run in case["runs"]} == {0}
-        read = {name: own["bytes_per_step"] for name, own in case["methods"].items()}
-        # Four nodes in place of one, of three rows, whose embeddings are 32 numbers.
-        assert read["lookup"] - read["baseline"] == (4 - 1) * 3 * 32 * 4
-
-
-@pytest.fixture(scope="module")
-def resumed(conversations: Path) -> Path:
-    """The file of measurements of a run of five turns that was killed within the third."""
-    path = conversations.parent / "compare.jsonl"
-    decode, decoded = benchmark.decode_batch, []
-
-    def decode_or_die(method: benchmark.Method, batch: benchmark.Batch) -> benchmark.Run:
-        # What is measured, the answers of two first turns, two whole turns.
-        if path.read_bytes().count(b"\n") == 5:
-            decoded.append(batch)
-        if len(decoded) == 2:
-            raise Killed
-        return decode(method, batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "decode_batch", decode_or_die)
-        with pytest.raises(Killed):
-            evaluate(["compare", f"--config={conversations}"])
-    return path
-
-
-def test_a_killed_run_goes_on_to_a_report_that_holds_every_measurement_once(
-    resumed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = resumed.read_bytes()
-    resumed.write_bytes(before + b'{"sampling":0,"batch":2,"re')
-    command = ["compare", f"--config={resumed.parent / 'compare.yaml'}"]
-    evaluate(command)
-    whole = resumed.read_bytes()
-    assert whole.startswith(before)
-    kept = [json.loads(line) for line in whole.splitlines()[3:]]
-    names = ("baseline", "head", "lookup")
-    assert [(row["sampling"], row["batch"], *row["runs"]) for row in kept] == [
-        (sampling, batch, *names) for sampling in range(2) for batch in range(3)
-    ]
-    report = json.loads((resumed.parent / "compare.json").read_text())
-    for sampling, case in enumerate(report["samplings"]):
-        rows = [(row["id"], row["turn"], row["category"]) for row in case["prompts"]]
-        assert rows == [("a", 1, "two"), ("b", 1, "one"), ("a", 2, "two")]
-        assert {name: ours["identical"] for name, ours in case["methods"].items()} == dict.fromkeys(
-            names, 1.0
-        )
-        assert case["categories"]["two"]["prompts"] == 2
-        seconds = {(run["method"], run["batch"]): run["decode_seconds"] for run in case["runs"]}
-        assert len(seconds) == len(case["runs"]) == 9
-        for row in kept[3 * sampling : 3 * sampling + 3]:
-            for name, run in row["runs"].items():
-                assert seconds[name, row["batch"]] == run["decode_seconds"]
-
-    # All is there: nothing is decoded once more.
-    for module in ("benchmark", "questions"):
-        monkeypatch.delattr(f"eval.{module}.decode_batch")
-    evaluate(command)
-    again = json.loads((resumed.parent / "compare.json").read_text())
-    assert again["samplings"] == report["samplings"]
-    assert resumed.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["dtype=bfloat16"], r'settings: dtype "float32" \(now "bfloat16"\); use another'),
-        (["max_new_tokens=9", "first_seed=2"], r"max_new_tokens 8 \(now 9\), first_seed 0 \(now 2"),
-        (["turns=1"], r'prompts, turns "all" \(now 1\);'),
-        (["drafters.head.tree.beam_width=3"], r"other settings: drafters\.head;"),
-        (["drafters={lookup: {tree: {lookup_tokens: 3}}}"], r"settings: drafters\.head;"),
-    ],
-)
-def test_measurements_of_something_else_are_refused(
-    resumed: Path, overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(TargetFiles, "load")
-    with pytest.raises(InputError, match=sentence):
-        evaluate(["compare", f"--config={resumed.parent / 'compare.yaml'}", *overrides])
-
-
-def test_other_models_and_files_of_something_else_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "compare.jsonl"
-    open_measured(path, {"target": "a" * 64, "jax": "1"})
-    with pytest.raises(InputError, match=r'settings: target, jax "1" \(now "2"\); use another'):
-        open_measured(path, {"target": "b" * 64, "jax": "2"})
-    path.write_text(path.read_text() + '{"prompt": "x"}\n')
-    with pytest.raises(
-        InputError, match=r"compare.jsonl, line 2 is not a measurement of eval compare"
-    ):
-        open_measured(path, {"target": "a" * 64, "jax": "1"})
