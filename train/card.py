@@ -55,7 +55,7 @@ def _card(
         "redrafter-jax. The text is the target's own, whatever is drafted; a better head makes it "
         "come faster.",
         "## Use",
-        _use(_hub_id(given), target),
+        _use(_hub_id(given), target, settings.data.chat_template),
         "## Training",
         _training(settings, data),
         "## Figures",
@@ -100,8 +100,18 @@ def _public_name(name: str) -> str:
     return _hub_id(name) or PurePath(name).name
 
 
-def _use(hub_id: str | None, name: str) -> str:
+def _use(hub_id: str | None, name: str, template: str) -> str:
+    """Commands and code that use the head, with the chat template that it was trained with."""
     target = hub_id or _TARGET
+    # Of a template file only the name is published.
+    shown = PurePath(template).name
+    option = "" if template == "tokenizer" else f" --chat-template {shown}"
+    note = (
+        ""
+        if template == "tokenizer"
+        else f"\n\nThe head was trained with the chat template `{shown}`. For conversations in "
+        "Python, set `tokenizer.chat_template` to its Jinja text first."
+    )
     place = (
         ""
         if hub_id
@@ -109,8 +119,8 @@ def _use(hub_id: str | None, name: str) -> str:
         f"place of `{target}`.\n\n"
     )
     return f"""{place}```bash
-redrafter chat --target {target} --drafter path/or/hub-id/of/this/head
-redrafter serve --target {target} --drafter path/or/hub-id/of/this/head
+redrafter chat --target {target} --drafter path/or/hub-id/of/this/head{option}
+redrafter serve --target {target} --drafter path/or/hub-id/of/this/head{option}
 ```
 
 ```python
@@ -120,7 +130,7 @@ target = load_target("{target}")
 drafter = load_drafter("path/or/hub-id/of/this/head")
 turns = [{{"role": "user", "content": "Hello"}}]
 result = generate(target, drafter, turns, max_new_tokens=100, tokenizer=load_tokenizer(target))
-```"""
+```{note}"""
 
 
 def _training(settings: TrainSettings, data: list[dict[str, Any]]) -> str:

@@ -39,7 +39,7 @@ def test_the_speed_is_the_acceptance_length_over_the_cost_of_a_call() -> None:
     )
     # Within what two measurements of a text differ by there is no advice.
     near = describe_cost(result_of(2.0, recurrent=10), 2.1)
-    assert near.endswith("speed-up 0.95")
+    assert near.endswith("speed-up 0.95, no clear difference")
     slow = "a call takes 4.00 times as long as the baseline's; speed-up 0.75; "
     result = result_of(3.0, recurrent=20, lookup=0)
     assert describe_cost(result, 4.0) == slow + "try --no-drafter, or another tree"
@@ -58,10 +58,17 @@ def test_what_lookup_or_any_drafter_gains_is_not_the_heads() -> None:
     repeating = repeating._replace(tokens=[[1, 2, 3, 4] * 8])
     words = "; the text repeats itself, which any drafter guesses"
     assert describe_cost(repeating, 2.0) == said + words
-    # A head of random weights, on a machine that slowed down.
-    assert describe_cost(result_of(1.0, recurrent=0), 0.9).endswith(
-        "speed-up 1.11; no drafted token was accepted"
+
+
+@pytest.mark.parametrize("length", [1.0, 1.03])
+def test_a_machine_that_slowed_down_is_no_gain(length: float) -> None:
+    said = describe_cost(result_of(length, recurrent=1), 0.87)
+    assert said == (
+        "a call takes 0.87 times as long as the baseline's; "
+        f"speed-up {length:.2f}, no clear difference"
     )
+    shortly = describe_shortly(result_of(length, recurrent=1), None, 0.87)
+    assert shortly.endswith(f"{length:.2f} times the baseline's speed")
 
 
 def test_people_are_told_tokens_pace_and_speed_up() -> None:

@@ -69,6 +69,19 @@ def test_the_hub_reads_what_it_is_of_and_that_the_licence_is_open(run: TrainSett
     assert "speculative-decoding" in stated["tags"]
 
 
+def test_its_commands_name_the_template_that_the_head_was_trained_with(
+    run: TrainSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "private" / "mine.jinja"
+    data = run.data.model_copy(update={"chat_template": str(file)})
+    write_card(run.model_copy(update={"data": data}))
+    text = card(run).text
+    assert text.count("of/this/head --chat-template mine.jinja\n") == 2
+    assert "set `tokenizer.chat_template`" in text
+    write_card(run)
+    assert "template" not in card(run).text
+
+
 def test_it_tells_data_and_steps_and_no_path_of_this_machine(
     run: TrainSettings, tmp_path: Path
 ) -> None:
