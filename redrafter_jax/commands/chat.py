@@ -44,8 +44,8 @@ _HELP = """\
 /help             show this help
 /quit             end, as Ctrl-D does
 Ctrl-C stops an answer and keeps its text in the conversation. Every line is a message, and pasted
-text is one message; Alt-Enter starts a new line within a message. Type // to begin a message with
-/."""
+text is one message; Alt-Enter starts a new line within a message. A message that begins with a
+slash is typed with two."""
 _SEEDS = 2**31
 # Decode steps between two updates.
 _STEPS_PER_UPDATE = 2

@@ -157,7 +157,7 @@ def test_a_retry_answers_the_last_message_with_the_next_seed(
     assert told[1] == "The seed is 4."
     _, answers, told = talk("/temperature 0\nabc\n/retry\n")
     assert answers[0] == answers[1]
-    assert "The seed is 4; greedily the answer is the same." in told
+    assert "The seed is 4; greedy answers do not change." in told
 
 
 def test_a_conversation_is_saved_and_overwrites_nothing_but_itself(

@@ -179,7 +179,7 @@ def test_a_failed_step_is_the_loss_of_a_process_where_one_is_gone(
     def fail(*_: Any) -> None:
         raise fault
 
-    monkeypatch.setattr(leader, "_read", fail)
+    monkeypatch.setattr(leader._runner, "read", fail)
     monkeypatch.setattr(wire, "wait_for_loss", lambda seconds: lost)
     leader.submit(Request([1], 1, 0))
     with pytest.raises((LostProcessError, RuntimeError)) as raised:

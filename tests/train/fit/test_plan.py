@@ -31,7 +31,7 @@ def test_the_time_is_divided_among_writing_reading_training_and_an_ending() -> N
 
 
 def test_too_little_time_is_refused_with_the_least_that_is_enough() -> None:
-    with pytest.raises(InputError, match=r"In 3 minutes .* a head needs 4096") as refusal:
+    with pytest.raises(InputError, match=r"In 3 minutes .* a head needs at least 4096") as refusal:
         plan_of(minutes=3.0)
     found = re.search(r"--minutes (\d+) or more", str(refusal.value))
     assert found
