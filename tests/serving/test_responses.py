@@ -243,6 +243,18 @@ def test_calls_are_items_after_the_text_before_them(base: str, rest: str) -> Non
     assert [one.type for one in alone.output].count("function_call") == 1
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+def test_items_are_in_their_order_however_many_tokens_a_step_decides(size: int) -> None:
+    said = f"Hm. {CALL}Done. Bye|"
+    asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED, "stop": "|"}}
+    with serving(FakeEngine(size=size), template=TOOL_LINES, limits=ROOMY) as base:
+        for told in (create(base, said, **asked), streamed(base, said, **asked)[1]):
+            before, call, after = told.output
+            assert before.content[0].text == "Hm."
+            assert (call.name, call.arguments, call.status) == ("add", ARGUMENTS, "completed")
+            assert after.content[0].text == "Done. Bye"
+
+
 def test_a_call_that_breaks_off_in_a_stream_is_incomplete(base: str) -> None:
     said = CALL.replace("}}", "} oh no|")
     asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED, "stop": "|"}}
