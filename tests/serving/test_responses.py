@@ -317,6 +317,18 @@ def test_the_items_of_an_answer_are_sent_back_with_the_next_turn(base: str) -> N
     assert told.output_text == prompt
 
 
+def test_a_call_that_broke_off_is_left_out_when_it_is_sent_back(base: str) -> None:
+    said = CALL.replace('"}"', "oh no|")
+    asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED, "stop": "|"}}
+    _, last = streamed(base, said, **asked)
+    call, text = last.output
+    assert (call.arguments, text.content[0].text) == ('{"a": [1,', " oh no")
+    prompt = f"{said}\n oh no\nSo?\n"
+    items = [user(said), *(one.model_dump(mode="json") for one in last.output), user("So?")]
+    told = create(base, items, max_output_tokens=len(prompt), extra_body={"seed": 0})
+    assert told.output_text == prompt
+
+
 def test_items_are_the_turns_of_a_chat() -> None:
     call = {"type": "function_call", "name": "add", "arguments": '{"a": 1}', "id": "fc_1"}
     result = {"type": "function_call_output", "output": [{"type": "input_text", "text": "3"}]}
