@@ -1,5 +1,6 @@
 """An engine without a model, whose answers are known and whose steps take a given time."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ class FakeEngine(Engine):
       fails: raises in the step of this number.
       warm: what the warm-up waits for.
       gate: what every step waits for.
+      expires: number of new tokens with which a request's deadline has passed.
       size: number of tokens that a step decides for each request.
 
     Attributes:
@@ -35,6 +37,7 @@ class FakeEngine(Engine):
         fails: int | None = None,
         warm: threading.Event | None = None,
         gate: threading.Semaphore | None = None,
+        expires: float = math.inf,
         size: int = 2,
     ) -> None:
         # Nothing of a real one is made.
@@ -43,7 +46,7 @@ class FakeEngine(Engine):
         self.longest_path = 2
         self.places, self.queue_limit = slots, queue_limit
         self.seconds, self.fails, self.warm, self.gate = seconds, fails, warm, gate
-        self.size = size
+        self.expires, self.size = expires, size
         self.paused = False
         self.steps = self.submitted = 0
         # By number, a request and how many of its tokens are decided; the first ones are decoded.
@@ -125,7 +128,7 @@ class FakeEngine(Engine):
             ]
             tokens[-1] = tokens[-1]._replace(origin=None)
             ended = "length" if end == request.max_new_tokens else None
-            if time.monotonic() > request.deadline:
+            if end >= self.expires or time.monotonic() > request.deadline:
                 ended = "deadline"
             drafts = [Draft(decided // self.size, {"lookup": 3})]
             events.append(Event(number, tokens, ended, drafts))

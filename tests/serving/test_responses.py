@@ -400,13 +400,13 @@ def test_how_an_answer_was_drafted_is_told_as_a_chat_tells_it(base: str) -> None
 
 
 def test_a_stream_that_cannot_go_on_ends_as_failed() -> None:
-    engine = FakeEngine(seconds=0.02)
-    with serving(engine, limits=replace(ROOMY, deadline=0.1)) as base:
-        events, last = streamed(base, "abc")
+    with serving(FakeEngine(expires=4), limits=replace(ROOMY, deadline=600.0)) as base:
+        events, last = streamed(base, "abc", extra_body={"seed": 0})
         assert (events[-1].type, last.status) == ("response.failed", "failed")
         assert last.error.code == "server_error"
         assert "ask for fewer tokens" in last.error.message
-        assert [one.status for one in last.output] == ["incomplete"]
+        (text,) = last.output
+        assert (text.status, text.content[0].text) == ("incomplete", "ab")
         with pytest.raises(openai.APIStatusError, match="was not complete after"):
             create(base, "abc")
         told = measured(base)
