@@ -101,7 +101,7 @@ class ResponsesAnswer(ChatAnswer):
         wrong = {"code": "server_error", "message": error.detail}
         if self._open:
             self._fill()
-            self._items[-1]["status"] = "incomplete"
+            self._items[-1]["status"] = self._status(cut=True)
         self._told |= {"status": "failed", "error": wrong, "output": self._items}
         return self._state("failed")
 
@@ -170,13 +170,18 @@ class ResponsesAnswer(ChatAnswer):
         self._fill()
         item = self._items[-1]
         if item["type"] == "function_call":
-            cut = cut or not (self._calls and self._call in self._calls[0].complete)
             yield self._part_event("done", arguments=item["arguments"])
         else:
             yield self._part_event("done", text=item["content"][0]["text"])
             yield self._content_event("done")
-        item["status"] = "incomplete" if cut else "completed"
+        item["status"] = self._status(cut)
         yield self._event("response.output_item.done", output_index=self._last, item=dict(item))
+
+    def _status(self, cut: bool) -> Literal["incomplete", "completed"]:
+        """The status of the last item; a call is complete where its JSON is."""
+        if self._items[-1]["type"] == "function_call":
+            cut = not (self._calls and self._call in self._calls[0].complete)
+        return "incomplete" if cut else "completed"
 
     def _fill(self) -> None:
         """Write into the last item what was told of it; piece by piece that would be quadratic."""

@@ -36,6 +36,7 @@ _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "reasoning_content": "items of the type reasoning",
 }
 _CHAT_NAME = re.compile(rf"(?<![\w'])({'|'.join(_NAMES)})(?![\w'])")
 

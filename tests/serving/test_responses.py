@@ -243,6 +243,17 @@ def test_calls_are_items_after_the_text_before_them(base: str, rest: str) -> Non
     assert [one.type for one in alone.output].count("function_call") == 1
 
 
+def test_a_whole_call_is_completed_though_the_limit_cuts_its_closing_mark(base: str) -> None:
+    limit = len(CALL) - len("call>")
+    asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED}}
+    for told in (
+        create(base, CALL, max_output_tokens=limit, **asked),
+        streamed(base, CALL, max_output_tokens=limit, **asked)[1],
+    ):
+        (call,) = told.output
+        assert (told.status, call.arguments, call.status) == ("incomplete", ARGUMENTS, "completed")
+
+
 @pytest.mark.parametrize("size", [1, 1000])
 def test_items_are_in_their_order_however_many_tokens_a_step_decides(size: int) -> None:
     said = f"Hm. {CALL}Done. Bye|"
@@ -441,7 +452,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input.0.call_id", ""),
     ({"input": [user("a") | {"output": "b"}]}, "input.0.output", "'message' has none; leave it"),
     ({"input": []}, "input", "at least 1 item"),
-    ({"input": [{"type": "reasoning", "content": "a"}]}, "input", "leave reasoning_content out"),
+    ({"input": [{"type": "reasoning", "content": "a"}]}, "input", "type reasoning out"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     (
         {"max_output_tokens": 200_000},
