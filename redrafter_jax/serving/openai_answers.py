@@ -15,7 +15,7 @@ from redrafter_jax.serving.reasoning import ReasoningSplit, opens_reasoning
 from redrafter_jax.serving.required_call import CALL_STYLE
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.speculation import Speculation
-from redrafter_jax.serving.tool_split import CallPiece, ToolSplit
+from redrafter_jax.serving.tool_split import CallPiece, Part, ToolSplit
 
 # JSON has no infinity.
 _LOWEST = -9999.0
@@ -209,16 +209,29 @@ class ChatAnswer(Answer):
         return {"prompt_logprobs": read[0]}
 
     def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]:
-        told: dict[str, Any] = {"content": piece.text}
-        if self._splits is not None:
-            reasoning, told["content"] = _split(self._splits[index], piece)
-            if reasoning or whole:
-                told["reasoning_content"] = reasoning or None
-        if self._calls is not None:
-            told |= _called(self._calls[index], told["content"], piece, whole)
+        reasoning, parts = self._said(index, piece)
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [_call(part, whole) for part in parts if isinstance(part, CallPiece)]
+        told: dict[str, Any] = {"content": text or None if whole and calls else text}
+        if self._splits is not None and (reasoning or whole):
+            told["reasoning_content"] = reasoning or None
+        if calls:
+            told["tool_calls"] = calls
         if whole:
             return {"message": {"role": "assistant", **told, "refusal": None}}
         return {"delta": told if any(told.values()) or piece.tokens else {}}
+
+    def _said(self, index: int, piece: Piece) -> tuple[str, list[Part]]:
+        """The reasoning that a piece adds, and then its texts and pieces of calls."""
+        reasoning, text = "", piece.text
+        if self._splits is not None:
+            reasoning, text = _split(self._splits[index], piece)
+        if self._calls is None:
+            return reasoning, [text]
+        parts = self._calls[index].push(text)
+        if piece.finish is not None:
+            parts += self._calls[index].finish()
+        return reasoning, parts
 
     def _finish(self, index: int, piece: Piece) -> str | None:
         called = self._calls is not None and self._calls[index].called and not self._named
@@ -254,18 +267,6 @@ def _split(split: ReasoningSplit, piece: Piece) -> tuple[str, str]:
     if piece.finish is not None:
         pairs.append(split.finish())
     return "".join(one for one, _ in pairs), "".join(other for _, other in pairs)
-
-
-def _called(split: ToolSplit, text: str, piece: Piece, whole: bool) -> dict[str, Any]:
-    """The content and the tool calls that a piece of an answer adds."""
-    parts = [split.push(text)]
-    if piece.finish is not None:
-        parts.append(split.finish())
-    said = "".join(part.text for part in parts)
-    calls = [_call(call, whole) for part in parts for call in part.calls]
-    if not calls:
-        return {"content": said}
-    return {"content": said or None if whole else said, "tool_calls": calls}
 
 
 def _call(piece: CallPiece, whole: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Requests of OpenAI's API: fields that are not declared here are refused by name."""
 
+from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -175,8 +176,8 @@ class ChatRequest(BaseRequest):
     @field_validator("tools")
     @classmethod
     def _check_names(cls, tools: list[Tool]) -> list[Tool]:
-        names = [tool.function.name for tool in tools]
-        if twice := [name for name in names if names.count(name) > 1]:
+        counts = Counter(tool.function.name for tool in tools)
+        if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"two tools are called {twice[0]!r}; give each a name of its own")
         for function in (tool.function for tool in tools):
             kind = (function.parameters or {}).get("type", "object")

@@ -11,6 +11,7 @@ from redrafter_jax.serving.openai_errors import ApiError
 from redrafter_jax.serving.openai_schema import ChatRequest
 from redrafter_jax.serving.responses_schema import ResponsesRequest
 from redrafter_jax.serving.service import Service
+from redrafter_jax.serving.tool_split import Part
 
 _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 # The one part of an item; its type names its events.
@@ -86,7 +87,11 @@ class ResponsesAnswer(ChatAnswer):
         (chunk,) = super().chunks(index, piece, offset)
         (choice,) = chunk["choices"]
         self._cut = choice["finish_reason"] == "length"
-        return [*self._take(choice["delta"])]
+        return [*self._take(*choice["said"])]
+
+    def _content(self, index: int, piece: Piece, whole: bool) -> dict[str, Any]:
+        del whole
+        return {"said": self._said(index, piece)}
 
     def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
         events = [*self._end(usage)]
@@ -96,7 +101,7 @@ class ResponsesAnswer(ChatAnswer):
         wrong = {"code": "server_error", "message": error.detail}
         if self._open:
             self._fill()
-            self._items[-1]["status"] = "incomplete"
+            self._items[-1]["status"] = self._status(cut=True)
         self._told |= {"status": "failed", "error": wrong, "output": self._items}
         return self._state("failed")
 
@@ -114,29 +119,30 @@ class ResponsesAnswer(ChatAnswer):
         self._events += 1
         return {"type": kind, "sequence_number": self._events - 1, **told}
 
-    def _take(self, delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of what a chunk of a chat adds."""
-        calls = delta.get("tool_calls", [])
-        # What goes on with a call that has begun came before any text.
-        new = next((at for at, call in enumerate(calls) if "id" in call), len(calls))
-        yield from self._take_calls(calls[:new])
-        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
-            if text := delta.get(name):
-                if not self._open or self._items[-1]["type"] != kind:
-                    yield from self._begin(kind)
-                self._pieces.append(text)
-                yield self._part_event("delta", delta=text)
-        yield from self._take_calls(calls[new:])
-
-    def _take_calls(self, calls: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for call in calls:
-            function = call["function"]
-            if "id" in call:
-                named = {"call_id": call["id"], "name": function["name"]}
+    def _take(self, reasoning: str, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+        """The events of what a step adds."""
+        yield from self._take_text("reasoning", reasoning)
+        for part in parts:
+            if isinstance(part, str):
+                yield from self._take_text("message", part)
+                continue
+            if part.name is not None:
+                named = {"call_id": part.id, "name": part.name}
                 yield from self._begin("function_call", **named, arguments="")
-                self._call = call["index"]
-            self._pieces.append(function["arguments"])
-            yield self._part_event("delta", delta=function["arguments"])
+                self._call = part.number
+            yield from self._add(part.arguments)
+
+    def _take_text(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        if not text:
+            return
+        if not self._open or self._items[-1]["type"] != kind:
+            yield from self._begin(kind)
+        yield from self._add(text)
+
+    def _add(self, text: str) -> Iterator[dict[str, Any]]:
+        """The event of what the last item goes on with."""
+        self._pieces.append(text)
+        yield self._part_event("delta", delta=text)
 
     def _begin(self, kind: str, **fields: Any) -> Iterator[dict[str, Any]]:
         """The events of an item's beginning, after the end of the one before."""
@@ -164,13 +170,18 @@ class ResponsesAnswer(ChatAnswer):
         self._fill()
         item = self._items[-1]
         if item["type"] == "function_call":
-            cut = cut or not (self._calls and self._call in self._calls[0].complete)
             yield self._part_event("done", arguments=item["arguments"])
         else:
             yield self._part_event("done", text=item["content"][0]["text"])
             yield self._content_event("done")
-        item["status"] = "incomplete" if cut else "completed"
+        item["status"] = self._status(cut)
         yield self._event("response.output_item.done", output_index=self._last, item=dict(item))
+
+    def _status(self, cut: bool) -> Literal["incomplete", "completed"]:
+        """The status of the last item; a call is complete where its JSON is."""
+        if self._items[-1]["type"] == "function_call":
+            cut = not (self._calls and self._call in self._calls[0].complete)
+        return "incomplete" if cut else "completed"
 
     def _fill(self) -> None:
         """Write into the last item what was told of it; piece by piece that would be quadratic."""

@@ -36,6 +36,7 @@ _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "reasoning_content": "items of the type reasoning",
 }
 _CHAT_NAME = re.compile(rf"(?<![\w'])({'|'.join(_NAMES)})(?![\w'])")
 
@@ -43,6 +44,11 @@ _CHAT_NAME = re.compile(rf"(?<![\w'])({'|'.join(_NAMES)})(?![\w'])")
 def _as_content(content: Any) -> Any:
     kinds = ("input_text", "output_text", "reasoning_text")
     return join_parts(content, kinds, {"annotations", "logprobs"})
+
+
+def _as_arguments(arguments: Any, others: Any) -> Any:
+    broke_off = others.data.get("status") == "incomplete"
+    return {} if broke_off and isinstance(arguments, str) else as_object(arguments)
 
 
 def _as_items(given: Any) -> Any:
@@ -55,20 +61,24 @@ _Content = Annotated[Text | None, BeforeValidator(_as_content), Field(validate_d
 
 
 class Item(Fields):
-    """An item of a conversation; those that an answer had can be sent back as they are."""
+    """An item of a conversation; those that an answer had can be sent back as they are.
 
-    labels: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase"})
+    A call whose status is "incomplete" may have broken JSON, and is left out.
+    """
+
+    labels: ClassVar[frozenset[str]] = frozenset({"id", "phase"})
     off: ClassVar[Values] = {"summary": ([],)}  # of reasoning, which is told whole
 
     type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     role: Annotated[
         Literal["system", "developer", "user", "assistant"] | None, Field(validate_default=True)
     ] = None
+    status: Any = None
     content: _Content = None
     call_id: _Given = None
     name: _Given = None
     arguments: Annotated[
-        dict[str, Any] | None, BeforeValidator(as_object), Field(validate_default=True)
+        dict[str, Any] | None, BeforeValidator(_as_arguments), Field(validate_default=True)
     ] = None
     output: _Content = None
 
@@ -237,11 +247,13 @@ def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The turns of a chat that the items are.
 
     What the assistant reasons, says and calls is one turn, as an answer has it. Reasoning begins
-    another one, and so does a message right after a message.
+    another one, and so does a message right after a message. Calls that broke off are left out.
     """
     turns: list[dict[str, Any]] = []
     before: Item | None = None
     for item in items:
+        if item.type == "function_call" and item.status == "incomplete":
+            continue
         goes_on = before is not None and before.speaker == item.speaker == "assistant"
         twice = before is not None and before.type == item.type == "message"
         if not goes_on or twice or item.type == "reasoning":

@@ -6,6 +6,7 @@ import secrets
 import string
 from collections.abc import Collection
 from functools import reduce
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from redrafter_jax.serving.json_object import JsonObject
@@ -48,11 +49,8 @@ class CallPiece(NamedTuple):
     name: str | None = None
 
 
-class Parts(NamedTuple):
-    """The text and the pieces of calls that a part of an answer adds."""
-
-    text: str
-    calls: list[CallPiece]
+# A text, or a piece of a call.
+Part = str | CallPiece
 
 
 class ToolSplit:
@@ -88,16 +86,15 @@ class ToolSplit:
         self._told = 0  # index in the object up to which arguments were returned
         self._begun = False  # whether a piece of the call was returned
         self._calls = 0  # number of calls so far
-        self._text: list[str] = []
-        self._pieces: list[CallPiece] = []
+        self._parts: list[Part] = []
 
     @property
     def called(self) -> bool:
         """Whether a complete call has been told."""
         return 0 in self.complete if self._single else bool(self.complete)
 
-    def push(self, text: str) -> Parts:
-        """The text and the pieces of calls that the next characters add."""
+    def push(self, text: str) -> list[Part]:
+        """The texts and the pieces of calls that the next characters add, in their order."""
         text, self._rest = self._rest + text, ""
         take = {
             "text": self._take_text,
@@ -112,20 +109,27 @@ class ToolSplit:
             self._tell()
         return self._release()
 
-    def finish(self) -> Parts:
+    def finish(self) -> list[Part]:
         """The text that was held back, when the answer has ended."""
         if self._state == "call":
             self._give_up()
         elif self._state != "after":
-            self._text += [*self._held, self._rest]
+            self._parts += [*self._held, self._rest]
         self._held, self._rest = [], ""
         return self._release()
 
-    def _release(self) -> Parts:
-        pieces = [piece for piece in self._pieces if piece.number == 0 or not self._single]
-        parts = Parts("".join(self._text), pieces)
-        self._text, self._pieces = [], []
+    def _release(self) -> list[Part]:
+        """What is known by now; what follows each other as text is one text."""
+        known = [part for part in self._parts if part and not self._is_left_out(part)]
+        self._parts = []
+        parts: list[Part] = []
+        for kind, run in groupby(known, type):
+            together = list(run)
+            parts += ["".join(map(str, together))] if kind is str else together
         return parts
+
+    def _is_left_out(self, part: Part) -> bool:
+        return self._single and isinstance(part, CallPiece) and part.number > 0
 
     # Each of these methods reads `text` from index `at` on and returns the index after it.
 
@@ -146,7 +150,7 @@ class ToolSplit:
         # Hold back white space, which may precede a mark.
         shown = text[at:end].rstrip()
         if shown:
-            self._text += [*self._held, shown]
+            self._parts += [*self._held, shown]
             self._held = []
         self._held.append(text[at + len(shown) : end])
         if mark < 0:
@@ -235,10 +239,10 @@ class ToolSplit:
         """
         if self._state == "call":
             end = self._object.length - back
-            self._text += [] if self._begun else self._held
-            self._text.append(self._object.part(self._told, end))
+            self._parts += [] if self._begun else self._held
+            self._parts.append(self._object.part(self._told, end))
         else:
-            self._text += self._held
+            self._parts += self._held
         self._state, self._held = "text", []
         return at
 
@@ -259,7 +263,7 @@ class ToolSplit:
             self._begun, self._told = True, begin
             self._calls += 1
         if piece := self._object.part(self._told, end):
-            self._pieces.append(CallPiece(self._calls - 1, piece, **first))
+            self._parts.append(CallPiece(self._calls - 1, piece, **first))
             self._told = end
 
     def _is_call(self) -> bool:

@@ -1,5 +1,6 @@
 """An engine without a model, whose answers are known and whose steps take a given time."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from redrafter_jax.errors import InputError
 
 
 class FakeEngine(Engine):
-    """Answers a prompt with its own tokens, over and over, from the seed's place on, two per step.
+    """Answers a prompt with its own tokens, over and over, from the seed's place on.
 
     Of a prompt half is cached, rounded down; each step had three nodes to verify.
 
@@ -21,6 +22,8 @@ class FakeEngine(Engine):
       fails: raises in the step of this number.
       warm: what the warm-up waits for.
       gate: what every step waits for.
+      expires: number of new tokens with which a request's deadline has passed.
+      size: number of tokens that a step decides for each request.
 
     Attributes:
       paused: while it is set, no step decides anything.
@@ -34,6 +37,8 @@ class FakeEngine(Engine):
         fails: int | None = None,
         warm: threading.Event | None = None,
         gate: threading.Semaphore | None = None,
+        expires: float = math.inf,
+        size: int = 2,
     ) -> None:
         # Nothing of a real one is made.
         self.counters = Counters()
@@ -41,6 +46,7 @@ class FakeEngine(Engine):
         self.longest_path = 2
         self.places, self.queue_limit = slots, queue_limit
         self.seconds, self.fails, self.warm, self.gate = seconds, fails, warm, gate
+        self.expires, self.size = expires, size
         self.paused = False
         self.steps = self.submitted = 0
         # By number, a request and how many of its tokens are decided; the first ones are decoded.
@@ -111,19 +117,20 @@ class FakeEngine(Engine):
             raise RuntimeError("the device is gone")
         events = []
         for number, (request, decided) in list(self.requests.items())[: self.places]:
-            end = min(decided + 2, request.max_new_tokens)
+            end = min(decided + self.size, request.max_new_tokens)
             ids = [
                 request.prompt[(request.seed + i) % len(request.prompt)]
                 for i in range(decided, end)
             ]
             tokens = [
-                Token(id, decided // 2, "lookup", -0.5, [(id, -0.5), (0, -1.0)]) for id in ids
+                Token(id, decided // self.size, "lookup", -0.5, [(id, -0.5), (0, -1.0)])
+                for id in ids
             ]
             tokens[-1] = tokens[-1]._replace(origin=None)
             ended = "length" if end == request.max_new_tokens else None
-            if time.monotonic() > request.deadline:
+            if end >= self.expires or time.monotonic() > request.deadline:
                 ended = "deadline"
-            drafts = [Draft(decided // 2, {"lookup": 3})]
+            drafts = [Draft(decided // self.size, {"lookup": 3})]
             events.append(Event(number, tokens, ended, drafts))
             self.requests[number] = request, end
             if ended:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from redrafter_jax.serving.openai_messages import Tool
 from redrafter_jax.serving.required_call import CALL_STYLE, call_grammar
-from redrafter_jax.serving.tool_split import ToolSplit
+from redrafter_jax.serving.tool_split import CallPiece, ToolSplit
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -48,10 +48,9 @@ def test_an_answer_is_a_call_of_one_of_the_tools(answer: Any, of_both: bool, of_
 
 def test_such_an_answer_is_read_as_a_call() -> None:
     answer = json.dumps({"name": "weather", "parameters": {"city": "Lisbon"}})
-    parts = ToolSplit(CALL_STYLE, ["weather"], streams=False).push(answer)
-    assert [(call.name, call.arguments) for call in parts.calls] == [
-        ("weather", '{"city": "Lisbon"}')
-    ]
+    (call,) = ToolSplit(CALL_STYLE, ["weather"], streams=False).push(answer)
+    assert isinstance(call, CallPiece)
+    assert (call.name, call.arguments) == ("weather", '{"city": "Lisbon"}')
 
 
 def test_arguments_are_an_object_where_a_schema_names_no_type() -> None:

@@ -243,6 +243,29 @@ def test_calls_are_items_after_the_text_before_them(base: str, rest: str) -> Non
     assert [one.type for one in alone.output].count("function_call") == 1
 
 
+def test_a_whole_call_is_completed_though_the_limit_cuts_its_closing_mark(base: str) -> None:
+    limit = len(CALL) - len("call>")
+    asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED}}
+    for told in (
+        create(base, CALL, max_output_tokens=limit, **asked),
+        streamed(base, CALL, max_output_tokens=limit, **asked)[1],
+    ):
+        (call,) = told.output
+        assert (told.status, call.arguments, call.status) == ("incomplete", ARGUMENTS, "completed")
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_items_are_in_their_order_however_many_tokens_a_step_decides(size: int) -> None:
+    said = f"Hm. {CALL}Done. Bye|"
+    asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED, "stop": "|"}}
+    with serving(FakeEngine(size=size), template=TOOL_LINES, limits=ROOMY) as base:
+        for told in (create(base, said, **asked), streamed(base, said, **asked)[1]):
+            before, call, after = told.output
+            assert before.content[0].text == "Hm."
+            assert (call.name, call.arguments, call.status) == ("add", ARGUMENTS, "completed")
+            assert after.content[0].text == "Done. Bye"
+
+
 def test_a_call_that_breaks_off_in_a_stream_is_incomplete(base: str) -> None:
     said = CALL.replace("}}", "} oh no|")
     asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED, "stop": "|"}}
@@ -302,6 +325,18 @@ def test_the_items_of_an_answer_are_sent_back_with_the_next_turn(base: str) -> N
     asked = {"max_output_tokens": len(prompt), "extra_body": {"seed": 0}}
     told = create(base, [*items, user("So?")], **asked)
     assert told.usage.input_tokens == len(prompt)
+    assert told.output_text == prompt
+
+
+def test_a_call_that_broke_off_is_left_out_when_it_is_sent_back(base: str) -> None:
+    said = CALL.replace('"}"', "oh no|")
+    asked: dict[str, Any] = {"tools": [ADD], "extra_body": {"seed": SKIPPED, "stop": "|"}}
+    _, last = streamed(base, said, **asked)
+    call, text = last.output
+    assert (call.arguments, text.content[0].text) == ('{"a": [1,', " oh no")
+    prompt = f"{said}\n oh no\nSo?\n"
+    items = [user(said), *(one.model_dump(mode="json") for one in last.output), user("So?")]
+    told = create(base, items, max_output_tokens=len(prompt), extra_body={"seed": 0})
     assert told.output_text == prompt
 
 
@@ -376,13 +411,13 @@ def test_how_an_answer_was_drafted_is_told_as_a_chat_tells_it(base: str) -> None
 
 
 def test_a_stream_that_cannot_go_on_ends_as_failed() -> None:
-    engine = FakeEngine(seconds=0.02)
-    with serving(engine, limits=replace(ROOMY, deadline=0.1)) as base:
-        events, last = streamed(base, "abc")
+    with serving(FakeEngine(expires=4), limits=replace(ROOMY, deadline=600.0)) as base:
+        events, last = streamed(base, "abc", extra_body={"seed": 0})
         assert (events[-1].type, last.status) == ("response.failed", "failed")
         assert last.error.code == "server_error"
         assert "ask for fewer tokens" in last.error.message
-        assert [one.status for one in last.output] == ["incomplete"]
+        (text,) = last.output
+        assert (text.status, text.content[0].text) == ("incomplete", "ab")
         with pytest.raises(openai.APIStatusError, match="was not complete after"):
             create(base, "abc")
         told = measured(base)
@@ -417,7 +452,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input.0.call_id", ""),
     ({"input": [user("a") | {"output": "b"}]}, "input.0.output", "'message' has none; leave it"),
     ({"input": []}, "input", "at least 1 item"),
-    ({"input": [{"type": "reasoning", "content": "a"}]}, "input", "leave reasoning_content out"),
+    ({"input": [{"type": "reasoning", "content": "a"}]}, "input", "type reasoning out"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     (
         {"max_output_tokens": 200_000},

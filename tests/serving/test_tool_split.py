@@ -1,17 +1,23 @@
 """Calls of tools, told from the text of an answer however it comes."""
 
 import json
+import re
 import time
+from collections.abc import Sequence
 
 import pytest
 from places import ROOT
 
-from redrafter_jax.serving.tool_split import ToolSplit
+from redrafter_jax.serving.tool_split import CallPiece, Part, ToolSplit
 from redrafter_jax.text.tool_styles import STYLES
 
 GOLDEN = json.loads((ROOT / "tests" / "goldens" / "tool_calls.json").read_text())
 NAMES = GOLDEN["names"]
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def calls_of(parts: Sequence[Part]) -> list[CallPiece]:
+    return [part for part in parts if isinstance(part, CallPiece)]
 
 
 def read(
@@ -20,9 +26,9 @@ def read(
     """The text of an answer and its calls, put together as a client does."""
     split = ToolSplit(STYLES[style], NAMES, streams=streams, single=single)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    parts = [*map(split.push, pieces), split.finish()]
+    parts = [part for parts in (*map(split.push, pieces), split.finish()) for part in parts]
     calls: list[list[str]] = []
-    for piece in (piece for part in parts for piece in part.calls):
+    for piece in calls_of(parts):
         if piece.name is not None:
             assert piece.id is not None
             assert len(piece.id) == 9
@@ -30,7 +36,8 @@ def read(
             calls.append([piece.name, ""])
         assert piece.number == len(calls) - 1
         calls[piece.number][1] += piece.arguments
-    return "".join(part.text for part in parts), [(name, text) for name, text in calls]
+    said = "".join(part for part in parts if isinstance(part, str))
+    return said, [(name, text) for name, text in calls]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -103,10 +110,10 @@ def test_a_stream_tells_the_same_calls(style: str) -> None:
 def test_a_stream_tells_arguments_as_they_come() -> None:
     split = ToolSplit(STYLES["hermes"], NAMES, streams=True)
     begun = split.push('<tool_call>{"name": "add", "arguments": {"a": 1')
-    ((piece,), (more,)) = begun.calls, split.push("2}").calls
+    ((piece,), (more,)) = calls_of(begun), calls_of(split.push("2}"))
     assert (piece.number, piece.name, piece.arguments) == (0, "add", '{"a": 1')
     assert (more.number, more.id, more.name, more.arguments) == (0, None, None, "2}")
-    assert split.push("}</tool_call>").calls == []
+    assert split.push("}</tool_call>") == []
 
 
 def test_a_call_that_breaks_off_in_a_stream_ends_there_and_the_rest_is_text() -> None:
@@ -125,10 +132,22 @@ def test_a_call_that_breaks_off_in_a_stream_ends_there_and_the_rest_is_text() ->
 )
 def test_calls_that_break_off_do_not_count(text: str, called: bool) -> None:
     split = ToolSplit(STYLES["hermes"], NAMES, streams=True)
-    begun = [split.push(character).calls for character in text]
+    begun = [calls_of(split.push(character)) for character in text]
     split.finish()
     assert any(begun)
     assert split.called is called
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_texts_and_calls_are_told_in_their_order(size: int, streams: bool) -> None:
+    text = f"Hm. {HERMES}{HERMES}Done. Bye{HERMES}"
+    split = ToolSplit(STYLES["hermes"], NAMES, streams=streams)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    parts = [part for parts in (*map(split.push, pieces), split.finish()) for part in parts]
+    kinds = [part if isinstance(part, str) else f"<{part.number}>" for part in parts]
+    told = re.sub(r"(<\d>)\1+", r"\1", "".join(kinds))
+    assert told == "Hm.<0><1>Done. Bye<2>"
 
 
 def seconds(style: str, text: str, size: int) -> float:

@@ -31,9 +31,9 @@ _SENT = frozenset(
 class Front:
     """The ASGI application of the endpoint.
 
-    If a replica is lost, its streams end with one error event. A request that has not sent any
-    output is retried once on another replica. The endpoint itself is one process: if it is lost,
-    the streams of all replicas break off.
+    If a replica is lost, its streams end with one error event, those of `/v1/responses` too. A
+    request that has not sent any output is retried once on another replica. The endpoint itself is
+    one process: if it is lost, the streams of all replicas break off.
 
     Args:
       engines: Ray Serve's handle of the replicas.
