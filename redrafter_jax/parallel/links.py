@@ -34,6 +34,10 @@ class LostProcessError(ConnectionError):
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.ECONNRESET, f"{name} is gone; start all processes again")
+        self._name = name
+
+    def __reduce__(self) -> tuple[type["LostProcessError"], tuple[str]]:
+        return LostProcessError, (self._name,)
 
 
 class Leader:
@@ -50,7 +54,11 @@ class Leader:
         self.lost: LostProcessError | None = None
         self._others = others
         self._loses = threading.Event()
-        self._ends = False
+        self._asked = self._ends = False
+        self._on_loss: Callable[[LostProcessError], object] = lambda error: None
+        self._on_request: Callable[[], object] = lambda: None
+        for number, other in others.items():
+            threading.Thread(target=self._watch, args=(number, other), daemon=True).start()
 
     def tell(self, message: Any) -> None:
         """Send a message to all.
@@ -73,10 +81,16 @@ class Leader:
     def watch(
         self, on_loss: Callable[[LostProcessError], object], on_request: Callable[[], object]
     ) -> None:
-        """Call, in threads of their own, when one is gone before `end`, or asks for the end."""
-        for number, other in self._others.items():
-            arguments = number, other, on_loss, on_request
-            threading.Thread(target=self._watch, args=arguments, daemon=True).start()
+        """Call these, and none set before, when one is gone before `end`, or asks for the end.
+
+        They are called if that has happened already, too; maybe more than once, and from other
+        threads.
+        """
+        self._on_loss, self._on_request = on_loss, on_request
+        if self.lost is not None:
+            on_loss(self.lost)
+        if self._asked:
+            on_request()
 
     def wait_for_loss(self, seconds: float) -> LostProcessError | None:
         """Which process is gone, or will be within so many seconds; None where none is."""
@@ -96,21 +110,21 @@ class Leader:
             with suppress(OSError):
                 other.shutdown(socket.SHUT_RDWR)
 
-    def _watch(
-        self,
-        number: int,
-        other: socket.socket,
-        on_loss: Callable[[LostProcessError], object],
-        on_request: Callable[[], object],
-    ) -> None:
+    def _watch(self, number: int, other: socket.socket) -> None:
         with suppress(OSError):
             while other.recv(1):
-                on_request()
+                self._asked = True
+                self._on_request()
         if not self._ends:
-            on_loss(self._lose(number))
+            self._on_loss(self._lose(number))
 
     def _lose(self, number: int) -> LostProcessError:
-        self.lost = self.lost or LostProcessError(f"process {number}")
+        if self.lost is None:
+            self.lost = LostProcessError(f"process {number}")
+            # Without waiting: whoever has no room for it learns of the loss of process 0.
+            for other in self._others.values():
+                with suppress(OSError):
+                    other.send(pickle.dumps(self.lost), socket.MSG_DONTWAIT)
         self._loses.set()
         return self.lost
 
@@ -125,14 +139,15 @@ class Follower:
     def __init__(self, first: socket.socket) -> None:
         self._first = first
         self._heard = SimpleQueue[Any]()
-        self._on_loss: Callable[[LostProcessError], object] | None = None
+        self._lost: LostProcessError | None = None
+        self._on_loss: Callable[[LostProcessError], object] = lambda error: None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def hear(self) -> Any:
         """The next message, once it is there; None after the last one.
 
         Raises:
-          LostProcessError: process 0 is gone.
+          LostProcessError: process 0 is gone, or has told that another is.
         """
         message = self._heard.get()
         if isinstance(message, LostProcessError):
@@ -145,8 +160,13 @@ class Follower:
         return self.hear()
 
     def watch(self, on_loss: Callable[[LostProcessError], object]) -> None:
-        """Call, in another thread, when process 0 is gone; from now on."""
+        """Call this, and nothing set before, when a process is gone or if one is already.
+
+        It may be called more than once, and from another thread.
+        """
         self._on_loss = on_loss
+        if self._lost is not None:
+            on_loss(self._lost)
 
     def ask_for_end(self) -> None:
         """Ask process 0 to let all end."""
@@ -159,10 +179,11 @@ class Follower:
             while message is not None:
                 try:
                     message = pickle.load(stream)
-                except (OSError, EOFError, pickle.UnpicklingError):
+                except Exception:  # of another release, too, which pickles what this one lacks
                     message = LostProcessError("process 0, which leads,")
-                    if self._on_loss is not None:
-                        self._on_loss(message)
+                if isinstance(message, LostProcessError):
+                    self._lost = message
+                    self._on_loss(message)
                     self._heard.put(message)
                     return
                 self._heard.put(message)

@@ -91,6 +91,45 @@ def test_the_loss_of_process_0_is_heard_and_told(job: Job) -> None:
             follower.hear()
 
 
+class Unknown:
+    """As of another release: reading it fails."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_a_message_that_cannot_be_read_is_a_loss(job: Job) -> None:
+    told = SimpleQueue[LostProcessError]()
+    job.followers[1].watch(told.put)
+    job.leader.tell(Unknown())
+    with pytest.raises(LostProcessError):
+        job.followers[1].hear()
+    assert not told.empty()
+
+
+def test_the_others_hear_who_is_gone(job: Job) -> None:
+    job.kill(1)
+    assert job.leader.wait_for_loss(SECONDS) is not None
+    job.leader.close()
+    with pytest.raises(LostProcessError, match="process 1 is gone"):
+        job.followers[2].hear()
+
+
+def test_what_came_before_the_watch_is_told(job: Job) -> None:
+    told = SimpleQueue[Any]()
+    job.followers[2].ask_for_end()
+    job.kill(1)
+    assert job.leader.wait_for_loss(SECONDS) is not None
+    job.leader.watch(told.put, lambda: told.put("asked"))
+    due = {str(job.leader.lost), "asked"}
+    while due:
+        due.discard(str(told.get(timeout=SECONDS)))
+    with pytest.raises(LostProcessError):
+        job.followers[2].hear()
+    job.followers[2].watch(told.put)
+    assert "process 1 is gone" in str(told.get(timeout=SECONDS))
+
+
 def test_after_the_end_nobody_is_lost(job: Job) -> None:
     told = SimpleQueue[Any]()
     job.leader.watch(told.put, lambda: told.put("asked"))
