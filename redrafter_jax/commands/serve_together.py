@@ -7,6 +7,7 @@ import argparse
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -20,6 +21,7 @@ from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.engine.led import FollowingEngine, LeadingEngine
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.links import Follower, Leader, LostProcessError, meet
+from redrafter_jax.parallel.processes import least_of_all
 from redrafter_jax.serving.server import listen
 from redrafter_jax.text.grammars import GrammarCompiler
 
@@ -89,7 +91,7 @@ def _version(package: str) -> str | None:
 
 def _lead(arguments: argparse.Namespace, limits: ServeConfig, link: Leader) -> None:
     listening = listen(arguments.host, arguments.port)
-    engine, model = load_served(arguments, partial(LeadingEngine, link), link.agree)
+    engine, model = load_served(arguments, partial(LeadingEngine, link), least_of_all)
     where = f" in {jax.process_count()} processes"
     server = make_server(arguments, limits, listening, engine, model, where)
     link.watch(server.fail, server.end)
@@ -106,9 +108,13 @@ def _lead(arguments: argparse.Namespace, limits: ServeConfig, link: Leader) -> N
 
 
 def _follow(arguments: argparse.Namespace, link: Follower) -> None:
-    engine, model = load_served(arguments, partial(FollowingEngine, link), link.agree)
+    engine, model = load_served(arguments, partial(FollowingEngine, link), least_of_all)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: link.ask_for_end())
     form = model.format
-    engine.follow(GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens))
+    grammars = GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens)
+    # Process 0 would wait for it in its first answer with a grammar. Without it, it refuses those.
+    with suppress(InputError):
+        grammars.prepare()
+    engine.follow(grammars)
     jax.distributed.shutdown()
