@@ -73,9 +73,15 @@ def test_fewer_replicas_at_most_than_at_first_are_refused(run_redrafter: Any) ->
     assert (code, "--max-replicas is 2, fewer than the 3 replicas; give more." in err) == (2, True)
 
 
-def test_replicas_and_several_processes_are_refused_together(run_redrafter: Any) -> None:
-    code, _, err = run_redrafter(*WORDS, "--replicas", "2", "--num-processes", "2")
-    assert (code, "--replicas and --num-processes are given" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--num-processes", "2"), ("--coordinator-address", "first:1234"), ("--process-id", "0")],
+)
+def test_replicas_and_several_processes_are_refused_together(
+    run_redrafter: Any, option: str, value: str
+) -> None:
+    code, _, err = run_redrafter(*WORDS, "--replicas", "2", option, value)
+    assert (code, f"--replicas and {option} are given" in err) == (2, True)
 
 
 @pytest.mark.parametrize("package", ["jax", "llguidance"])
