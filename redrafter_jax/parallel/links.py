@@ -11,6 +11,7 @@ import pickle
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
@@ -23,8 +24,10 @@ from redrafter_jax.parallel.processes import bytes_from_first, is_first
 
 # Seconds until all others must be connected, and in which each must say who it is.
 _PATIENCE, _HELLO_SECONDS = 60.0, 5.0
-# Bytes of the secret that the others know by JAX's own channel, and of a process's number.
-_KEY, _NUMBER = 32, 4
+# Bytes of the secret that the others know by JAX's own channel, of what one process asks another
+# to sign with it, and of a signature; and of a process's number.
+_KEY = 32
+_NUMBER = 4
 
 Value = TypeVar("Value")
 
@@ -238,20 +241,46 @@ def accept(
                 f"Of the processes {', '.join(map(str, missing))} of this job none connected to "
                 f"process 0 within {seconds:g} s; let their hosts reach its host at any port."
             ) from None
-        hello = _read_hello(other)
-        if hmac.compare_digest(hello[:_KEY], key):
-            others[int.from_bytes(hello[_KEY:])] = _set_up(other)
-        else:
+        number = _greet(other, key)
+        if number is None:
             other.close()
+        else:
+            others[number] = _set_up(other)
     return others
 
 
-def _read_hello(other: socket.socket) -> bytes:
-    other.settimeout(_HELLO_SECONDS)
-    content = b""
+def _greet(other: socket.socket, key: bytes) -> int | None:
+    """The number of a process that proves to know the key, as is proved to it; None for others."""
+    asked = secrets.token_bytes(_KEY)
     with suppress(OSError):
-        while more := other.recv(_KEY + _NUMBER - len(content)):
-            content += more
+        other.settimeout(_HELLO_SECONDS)
+        other.sendall(asked)
+        hello = _read(other, _NUMBER + 2 * _KEY, _HELLO_SECONDS)
+        number, theirs, proof = hello[:_NUMBER], hello[_NUMBER:-_KEY], hello[-_KEY:]
+        if hmac.compare_digest(proof, _sign(key, b"follows", asked, theirs, number)):
+            other.sendall(_sign(key, b"leads", asked, theirs, number))
+            return int.from_bytes(number)
+    return None
+
+
+def _sign(key: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(key, b"".join(parts), "sha256")
+
+
+def _read(link: socket.socket, size: int, seconds: float) -> bytes:
+    """So many bytes, which must all come within so many seconds.
+
+    Raises:
+      OSError: they have not come.
+    """
+    end = time.monotonic() + seconds
+    content = b""
+    while len(content) < size:
+        link.settimeout(max(end - time.monotonic(), 1e-3))
+        more = link.recv(size - len(content))
+        if not more or time.monotonic() > end:
+            raise ConnectionAbortedError
+        content += more
     return content
 
 
@@ -259,7 +288,7 @@ def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
     """The connection of process `number` to process 0.
 
     Raises:
-      InputError: there is none.
+      InputError: there is none, or what listens there is not process 0.
     """
     try:
         first = socket.create_connection((host, port), timeout=_PATIENCE)
@@ -269,7 +298,19 @@ def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
             f"({error.strerror or error}); give --coordinator-address a name of its host that "
             "all reach at any port."
         ) from None
-    first.sendall(key + number.to_bytes(_NUMBER))
+    own, numbered = secrets.token_bytes(_KEY), number.to_bytes(_NUMBER)
+    try:
+        asked = _read(first, _KEY, _PATIENCE)
+        first.sendall(numbered + own + _sign(key, b"follows", asked, own, numbered))
+        proof = _read(first, _KEY, _PATIENCE)
+    except OSError:
+        asked = proof = b""
+    if not hmac.compare_digest(proof, _sign(key, b"leads", asked, own, numbered)):
+        first.close()
+        raise InputError(
+            f"What process {number} reaches at {host}:{port} is not process 0 of this job; give "
+            "--coordinator-address a name of the host of process 0."
+        )
     return _set_up(first)
 
 
