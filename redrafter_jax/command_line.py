@@ -70,8 +70,8 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     title = "one of several processes that are one job (SLURM and Open MPI are known without)"
     add = parser.add_argument_group(title).add_argument
     add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
-    add("--num-processes", type=int, metavar="N", help="in all")
-    add("--process-id", type=int, metavar="I", help="of this one, from 0")
+    add("--num-processes", type=int, metavar="N", help="number of processes")
+    add("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
 def program_name(command: str = "") -> str:

@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 
-from redrafter_jax.commands.option_groups import config_of
+from redrafter_jax.commands.option_groups import config_of, option_of
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
 
@@ -16,11 +16,12 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     limits, replicas = config_of(ServeConfig, arguments), config_of(ReplicaConfig, arguments)
-    if replicas.several and arguments.num_processes is not None:
-        raise InputError(
-            "--replicas and --num-processes are given; each replica is an engine of one process, "
-            "so leave one of them out."
-        )
+    for name in ("num_processes", "coordinator_address", "process_id"):
+        if replicas.several and getattr(arguments, name) is not None:
+            raise InputError(
+                f"--replicas and {option_of(name)} are given; each replica is an engine of one "
+                "process, so leave one of them out."
+            )
     extras = "serve,ray" if replicas.several else "serve"
     try:
         if replicas.several:

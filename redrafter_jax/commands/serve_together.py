@@ -6,7 +6,10 @@ Process 0 has the HTTP server, and leads; the others follow its engine.
 import argparse
 import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
@@ -17,13 +20,16 @@ from redrafter_jax.commands.served import load_served
 from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.engine.led import FollowingEngine, LeadingEngine
 from redrafter_jax.errors import InputError
-from redrafter_jax.parallel.links import Follower, Leader, meet
+from redrafter_jax.parallel.links import Follower, Leader, LostProcessError, meet
+from redrafter_jax.parallel.processes import least_of_all
 from redrafter_jax.serving.server import listen
 from redrafter_jax.text.grammars import GrammarCompiler
 
 # Options that may differ between processes: the first three say who is who, the others are of the
 # process that leads.
 _OWN = ("coordinator_address", "num_processes", "process_id", "host", "port", "api_key", "name")
+# Packages whose release decides what a process understands and does.
+_PACKAGES = ("redrafter-jax", "jax", "jaxlib", "llguidance")
 
 
 def serve_together(arguments: argparse.Namespace, limits: ServeConfig) -> None:
@@ -37,15 +43,36 @@ def serve_together(arguments: argparse.Namespace, limits: ServeConfig) -> None:
     # JAX takes it for a notice to training runs. Until the server hears it, it ends the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     link = meet(arguments.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS"))
-    _check_same(arguments, link)
+    # A program that waits for a process that is gone would not notice.
+    _watch(link, end_at_once)
+    try:
+        _check_same(arguments, link)
+        if isinstance(link, Leader):
+            _lead(arguments, limits, link)
+        else:
+            _follow(arguments, link)
+    except BaseException:
+        # This error is told, and not that others end with it.
+        _watch(link, lambda error: None)
+        raise
+
+
+def _watch(link: Leader | Follower, on_loss: Callable[[LostProcessError], object]) -> None:
     if isinstance(link, Leader):
-        _lead(arguments, limits, link)
+        link.watch(on_loss, lambda: None)
     else:
-        _follow(arguments, link)
+        link.watch(on_loss)
 
 
 def _check_same(arguments: argparse.Namespace, link: Leader | Follower) -> None:
-    """Refuse options other than those of process 0."""
+    """Refuse packages and options other than those of process 0."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    for name, value in link.agree(versions).items():
+        if versions.get(name) != value:
+            raise InputError(
+                f"{name} is {versions.get(name) or 'not installed'} in this process and "
+                f"{value or 'not installed'} in process 0; install the same for all."
+            )
     own = {name: value for name, value in vars(arguments).items() if name not in _OWN}
     for name, value in link.agree(own).items():
         if own.get(name) != value:
@@ -55,9 +82,16 @@ def _check_same(arguments: argparse.Namespace, link: Leader | Follower) -> None:
             )
 
 
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def _lead(arguments: argparse.Namespace, limits: ServeConfig, link: Leader) -> None:
     listening = listen(arguments.host, arguments.port)
-    engine, model = load_served(arguments, partial(LeadingEngine, link), link.agree)
+    engine, model = load_served(arguments, partial(LeadingEngine, link), least_of_all)
     where = f" in {jax.process_count()} processes"
     server = make_server(arguments, limits, listening, engine, model, where)
     link.watch(server.fail, server.end)
@@ -74,10 +108,13 @@ def _lead(arguments: argparse.Namespace, limits: ServeConfig, link: Leader) -> N
 
 
 def _follow(arguments: argparse.Namespace, link: Follower) -> None:
-    engine, model = load_served(arguments, partial(FollowingEngine, link), link.agree)
+    engine, model = load_served(arguments, partial(FollowingEngine, link), least_of_all)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: link.ask_for_end())
-    link.watch(end_at_once)  # which a program that waits for process 0 would not notice
     form = model.format
-    engine.follow(GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens))
+    grammars = GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens)
+    # Process 0 would wait for it in its first answer with a grammar. Without it, it refuses those.
+    with suppress(InputError):
+        grammars.prepare()
+    engine.follow(grammars)
     jax.distributed.shutdown()

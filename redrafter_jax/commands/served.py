@@ -38,15 +38,15 @@ def warn_if_open(arguments: argparse.Namespace) -> None:
 def load_served[Kind: Engine](
     arguments: argparse.Namespace,
     make: Callable[..., Kind] = Engine,
-    agree: Callable[[int], int] = lambda memory: memory,
+    least: Callable[[int], int] = lambda memory: memory,
 ) -> tuple[Kind, ServedModel]:
     """The engine that the options ask for, and the model as its clients know it.
 
     Args:
       arguments: the command's options.
       make: makes the engine of what `Engine` takes.
-      agree: called with the bytes of the cache; gives what all processes go by, where devices
-        differ in what they have free.
+      least: called with the bytes of the cache; gives the least of all processes, whose devices
+        may differ in what they have free.
 
     Raises:
       InputError: an argument or a file cannot be used.
@@ -59,7 +59,7 @@ def load_served[Kind: Engine](
     target, drafter, tree = load_models(arguments, files, found, tree)
     bound, _ = bind_models(target, drafter, tree)
     memory = config.cache_memory or default_cache_memory(target, bound, config.slots)
-    memory = agree(memory)
+    memory = least(memory)
     length = config.context_length or longest_text(target, bound, memory)
     engine = make(
         target,

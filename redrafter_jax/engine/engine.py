@@ -95,7 +95,6 @@ class Engine:
 
     Raises:
       InputError: a size is out of range, or the models do not fit each other.
-      InputError: a size is not possible, or the models do not fit each other.
     """
 
     def __init__(

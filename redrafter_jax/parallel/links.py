@@ -11,6 +11,7 @@ import pickle
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
@@ -23,8 +24,10 @@ from redrafter_jax.parallel.processes import bytes_from_first, is_first
 
 # Seconds until all others must be connected, and in which each must say who it is.
 _PATIENCE, _HELLO_SECONDS = 60.0, 5.0
-# Bytes of the secret that the others know by JAX's own channel, and of a process's number.
-_KEY, _NUMBER = 32, 4
+# Bytes of the secret that the others know by JAX's own channel, of what one process asks another
+# to sign with it, and of a signature; and of a process's number.
+_KEY = 32
+_NUMBER = 4
 
 Value = TypeVar("Value")
 
@@ -34,6 +37,10 @@ class LostProcessError(ConnectionError):
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.ECONNRESET, f"{name} is gone; start all processes again")
+        self._name = name
+
+    def __reduce__(self) -> tuple[type["LostProcessError"], tuple[str]]:
+        return LostProcessError, (self._name,)
 
 
 class Leader:
@@ -50,7 +57,11 @@ class Leader:
         self.lost: LostProcessError | None = None
         self._others = others
         self._loses = threading.Event()
-        self._ends = False
+        self._asked = self._ends = False
+        self._on_loss: Callable[[LostProcessError], object] = lambda error: None
+        self._on_request: Callable[[], object] = lambda: None
+        for number, other in others.items():
+            threading.Thread(target=self._watch, args=(number, other), daemon=True).start()
 
     def tell(self, message: Any) -> None:
         """Send a message to all.
@@ -73,10 +84,16 @@ class Leader:
     def watch(
         self, on_loss: Callable[[LostProcessError], object], on_request: Callable[[], object]
     ) -> None:
-        """Call, in threads of their own, when one is gone before `end`, or asks for the end."""
-        for number, other in self._others.items():
-            arguments = number, other, on_loss, on_request
-            threading.Thread(target=self._watch, args=arguments, daemon=True).start()
+        """Call these, and none set before, when one is gone before `end`, or asks for the end.
+
+        They are called if that has happened already, too; maybe more than once, and from other
+        threads.
+        """
+        self._on_loss, self._on_request = on_loss, on_request
+        if self.lost is not None:
+            on_loss(self.lost)
+        if self._asked:
+            on_request()
 
     def wait_for_loss(self, seconds: float) -> LostProcessError | None:
         """Which process is gone, or will be within so many seconds; None where none is."""
@@ -96,21 +113,21 @@ class Leader:
             with suppress(OSError):
                 other.shutdown(socket.SHUT_RDWR)
 
-    def _watch(
-        self,
-        number: int,
-        other: socket.socket,
-        on_loss: Callable[[LostProcessError], object],
-        on_request: Callable[[], object],
-    ) -> None:
+    def _watch(self, number: int, other: socket.socket) -> None:
         with suppress(OSError):
             while other.recv(1):
-                on_request()
+                self._asked = True
+                self._on_request()
         if not self._ends:
-            on_loss(self._lose(number))
+            self._on_loss(self._lose(number))
 
     def _lose(self, number: int) -> LostProcessError:
-        self.lost = self.lost or LostProcessError(f"process {number}")
+        if self.lost is None:
+            self.lost = LostProcessError(f"process {number}")
+            # Without waiting: whoever has no room for it learns of the loss of process 0.
+            for other in self._others.values():
+                with suppress(OSError):
+                    other.send(pickle.dumps(self.lost), socket.MSG_DONTWAIT)
         self._loses.set()
         return self.lost
 
@@ -125,14 +142,15 @@ class Follower:
     def __init__(self, first: socket.socket) -> None:
         self._first = first
         self._heard = SimpleQueue[Any]()
-        self._on_loss: Callable[[LostProcessError], object] | None = None
+        self._lost: LostProcessError | None = None
+        self._on_loss: Callable[[LostProcessError], object] = lambda error: None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def hear(self) -> Any:
         """The next message, once it is there; None after the last one.
 
         Raises:
-          LostProcessError: process 0 is gone.
+          LostProcessError: process 0 is gone, or has told that another is.
         """
         message = self._heard.get()
         if isinstance(message, LostProcessError):
@@ -145,8 +163,13 @@ class Follower:
         return self.hear()
 
     def watch(self, on_loss: Callable[[LostProcessError], object]) -> None:
-        """Call, in another thread, when process 0 is gone; from now on."""
+        """Call this, and nothing set before, when a process is gone or if one is already.
+
+        It may be called more than once, and from another thread.
+        """
         self._on_loss = on_loss
+        if self._lost is not None:
+            on_loss(self._lost)
 
     def ask_for_end(self) -> None:
         """Ask process 0 to let all end."""
@@ -159,10 +182,11 @@ class Follower:
             while message is not None:
                 try:
                     message = pickle.load(stream)
-                except (OSError, EOFError, pickle.UnpicklingError):
+                except Exception:  # of another release, too, which pickles what this one lacks
                     message = LostProcessError("process 0, which leads,")
-                    if self._on_loss is not None:
-                        self._on_loss(message)
+                if isinstance(message, LostProcessError):
+                    self._lost = message
+                    self._on_loss(message)
                     self._heard.put(message)
                     return
                 self._heard.put(message)
@@ -217,20 +241,46 @@ def accept(
                 f"Of the processes {', '.join(map(str, missing))} of this job none connected to "
                 f"process 0 within {seconds:g} s; let their hosts reach its host at any port."
             ) from None
-        hello = _read_hello(other)
-        if hmac.compare_digest(hello[:_KEY], key):
-            others[int.from_bytes(hello[_KEY:])] = _set_up(other)
-        else:
+        number = _greet(other, key)
+        if number is None:
             other.close()
+        else:
+            others[number] = _set_up(other)
     return others
 
 
-def _read_hello(other: socket.socket) -> bytes:
-    other.settimeout(_HELLO_SECONDS)
-    content = b""
+def _greet(other: socket.socket, key: bytes) -> int | None:
+    """The number of a process that proves to know the key, as is proved to it; None for others."""
+    asked = secrets.token_bytes(_KEY)
     with suppress(OSError):
-        while more := other.recv(_KEY + _NUMBER - len(content)):
-            content += more
+        other.settimeout(_HELLO_SECONDS)
+        other.sendall(asked)
+        hello = _read(other, _NUMBER + 2 * _KEY, _HELLO_SECONDS)
+        number, theirs, proof = hello[:_NUMBER], hello[_NUMBER:-_KEY], hello[-_KEY:]
+        if hmac.compare_digest(proof, _sign(key, b"follows", asked, theirs, number)):
+            other.sendall(_sign(key, b"leads", asked, theirs, number))
+            return int.from_bytes(number)
+    return None
+
+
+def _sign(key: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(key, b"".join(parts), "sha256")
+
+
+def _read(link: socket.socket, size: int, seconds: float) -> bytes:
+    """So many bytes, which must all come within so many seconds.
+
+    Raises:
+      OSError: they have not come.
+    """
+    end = time.monotonic() + seconds
+    content = b""
+    while len(content) < size:
+        link.settimeout(max(end - time.monotonic(), 1e-3))
+        more = link.recv(size - len(content))
+        if not more or time.monotonic() > end:
+            raise ConnectionAbortedError
+        content += more
     return content
 
 
@@ -238,7 +288,7 @@ def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
     """The connection of process `number` to process 0.
 
     Raises:
-      InputError: there is none.
+      InputError: there is none, or what listens there is not process 0.
     """
     try:
         first = socket.create_connection((host, port), timeout=_PATIENCE)
@@ -248,7 +298,19 @@ def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
             f"({error.strerror or error}); give --coordinator-address a name of its host that "
             "all reach at any port."
         ) from None
-    first.sendall(key + number.to_bytes(_NUMBER))
+    own, numbered = secrets.token_bytes(_KEY), number.to_bytes(_NUMBER)
+    try:
+        asked = _read(first, _KEY, _PATIENCE)
+        first.sendall(numbered + own + _sign(key, b"follows", asked, own, numbered))
+        proof = _read(first, _KEY, _PATIENCE)
+    except OSError:
+        asked = proof = b""
+    if not hmac.compare_digest(proof, _sign(key, b"leads", asked, own, numbered)):
+        first.close()
+        raise InputError(
+            f"What process {number} reaches at {host}:{port} is not process 0 of this job; give "
+            "--coordinator-address a name of the host of process 0."
+        )
     return _set_up(first)
 
 

@@ -97,6 +97,15 @@ def bytes_from_first(content: bytes) -> bytes:
     return broadcast_from_first(padded).tobytes()
 
 
+def least_of_all(value: int) -> int:
+    """The least of the values that the processes give, on all of them."""
+    if not jax.distributed.is_initialized():
+        return value
+    # As bytes: JAX would make 32 bits of 64.
+    own = np.frombuffer(value.to_bytes(8), np.uint8)
+    return min(int.from_bytes(row.tobytes()) for row in multihost_utils.process_allgather(own))
+
+
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     """Return the complete lines of a file, and an incomplete last line, such as a kill leaves.
 

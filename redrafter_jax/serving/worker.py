@@ -156,8 +156,10 @@ class Worker:
             _log.error("The server ends: %s.", error.strerror)
         else:
             _log.error("The engine failed; the server ends.", exc_info=error)
-        self._end("failed")
-        self._on_failure()
+        try:
+            self._end("failed")
+        finally:
+            self._on_failure()
 
     async def close(self) -> None:
         """End the thread after its step or compilation; unfinished requests get an error."""
@@ -244,7 +246,7 @@ class Worker:
             self._changed.notify()
         error = EngineFailedError(f"the engine has {status}")
         running, self._running = self._running, {}
-        for event_queue in {asker.event_queue for asker in running.values()}:
+        for event_queue in {asker.event_queue for asker in list(running.values())}:
             self._post(event_queue, error)
         for call in calls:
             call()

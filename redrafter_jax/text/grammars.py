@@ -55,6 +55,14 @@ class GrammarCompiler:
         except TypeError as error:
             raise InputError(f"json_schema is not JSON: {_in_short(str(error))}") from None
 
+    def prepare(self) -> None:
+        """Do now what compiling the first grammar would do: index the tokenizer.
+
+        Raises:
+          InputError: as in `compile`.
+        """
+        _ = self._prepared
+
     def compile_stated(self, name: str, stated: str) -> "CompiledGrammar":
         """As `compile`, of what `CompiledGrammar.stated` has, of this compiler or another's."""
         return self._kept(name, stated)

@@ -1,5 +1,6 @@
 """`python -m redrafter_jax serve`: its options, and what it refuses before anything is loaded."""
 
+import argparse
 import re
 import socket
 import sys
@@ -13,9 +14,11 @@ from tiny_models import random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.commands.parser import read_arguments
+from redrafter_jax.commands.serve_together import _check_same
 from redrafter_jax.commands.served import fingerprint, load_served
 from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.files.convert import convert
+from redrafter_jax.parallel.links import Follower, Leader
 
 WORDS = ["serve", "--target", "t", "--no-drafter"]
 
@@ -70,9 +73,25 @@ def test_fewer_replicas_at_most_than_at_first_are_refused(run_redrafter: Any) ->
     assert (code, "--max-replicas is 2, fewer than the 3 replicas; give more." in err) == (2, True)
 
 
-def test_replicas_and_several_processes_are_refused_together(run_redrafter: Any) -> None:
-    code, _, err = run_redrafter(*WORDS, "--replicas", "2", "--num-processes", "2")
-    assert (code, "--replicas and --num-processes are given" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--num-processes", "2"), ("--coordinator-address", "first:1234"), ("--process-id", "0")],
+)
+def test_replicas_and_several_processes_are_refused_together(
+    run_redrafter: Any, option: str, value: str
+) -> None:
+    code, _, err = run_redrafter(*WORDS, "--replicas", "2", option, value)
+    assert (code, f"--replicas and {option} are given" in err) == (2, True)
+
+
+@pytest.mark.parametrize("package", ["jax", "llguidance"])
+def test_other_releases_than_those_of_process_0_are_refused(package: str) -> None:
+    first, second = socket.socketpair()
+    with first, second:
+        Leader({1: first}).tell({package: "0.0.1"})
+        with pytest.raises(InputError, match=rf"{package} is .* in this process and 0\.0\.1 in pr"):
+            _check_same(argparse.Namespace(), Follower(second))
+        second.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_mesh_of_several_processes_takes_all_their_devices(

@@ -157,6 +157,30 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
+LEAST = """
+import sys
+from redrafter_jax.parallel.processes import join, least_of_all
+join(sys.argv[1], 2, int(sys.argv[2]))
+print(least_of_all(int(sys.argv[3])))
+"""
+
+
+@pytest.mark.long
+def test_the_least_of_all_is_known_to_all_beyond_32_bits() -> None:
+    address = free_address()
+    values = 80 * 10**9 + 1, 79 * 10**9 + 1
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAST, address, str(number), str(value)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number, value in enumerate(values)
+    ]
+    said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    assert [lines[-1] for lines in said] == [str(values[1])] * 2  # after what gloo says
+
+
 def two(arguments: list[str]) -> list[list[str]]:
     shared = [*arguments, f"--coordinator-address={free_address()}", "--num-processes=2"]
     return [[*shared, f"--process-id={own}"] for own in range(2)]
