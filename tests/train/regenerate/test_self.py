@@ -142,7 +142,7 @@ def test_a_template_without_a_users_turn_is_refused(
 def test_a_base_model_writes_texts(target_folder: Path, tmp_path: Path) -> None:
     output, data = tmp_path / "rows.jsonl", {"sequence_length": 32}
     base = Regeneration(target_folder, tmp_path, prompts="self", data=data, count=9, batch_size=3)
-    with pytest.raises(InputError, match=r"user_openings is for chat models, and .* has no chat"):
+    with pytest.raises(InputError, match=r"user_openings is for chat models, but .* has no chat"):
         base(output, user_openings=["Why"])
     rows = base(output)
     assert [row["input_ids"][0] for row in rows] == [*{row["input_ids"][0]: 0 for row in rows}]
