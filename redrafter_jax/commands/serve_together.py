@@ -40,10 +40,10 @@ def serve_together(arguments: argparse.Namespace, limits: ServeConfig) -> None:
       LostProcessError: another process is gone.
       RuntimeError: the engine has failed.
     """
-    # JAX takes it for a notice to training runs. Until the server hears it, it ends the process.
+    # JAX handles SIGTERM as a preemption notice; until the server handles it, end the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     link = meet(arguments.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS"))
-    # A program that waits for a process that is gone would not notice.
+    # A program that waits in a collective for a lost process would hang.
     _watch(link, end_at_once)
     try:
         _check_same(arguments, link)
@@ -52,7 +52,7 @@ def serve_together(arguments: argparse.Namespace, limits: ServeConfig) -> None:
         else:
             _follow(arguments, link)
     except BaseException:
-        # This error is told, and not that others end with it.
+        # Report this error, not the losses that follow from it.
         _watch(link, lambda error: None)
         raise
 
@@ -113,7 +113,8 @@ def _follow(arguments: argparse.Namespace, link: Follower) -> None:
         signal.signal(number, lambda *_: link.ask_for_end())
     form = model.format
     grammars = GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens)
-    # Process 0 would wait for it in its first answer with a grammar. Without it, it refuses those.
+    # Prepared now, so that process 0 does not wait for it in its first answer with a grammar.
+    # Without llguidance, process 0 refuses grammars itself.
     with suppress(InputError):
         grammars.prepare()
     engine.follow(grammars)

@@ -268,7 +268,10 @@ class Engine:
           InputError: a request has already been submitted.
         """
         if self._submitted:
-            raise InputError("warm_up comes before the first request; make another engine.")
+            raise InputError(
+                "warm_up was called after a request was submitted; call it first, or make another "
+                "engine."
+            )
         count = len(self._trees.programs) + 1  # plus prefill
         # From the second turn on, the programs run on the state that they themselves return.
         for turn in range(_WARM_UP_TURNS):

@@ -1,8 +1,7 @@
-"""One engine in several processes: one leads, and the others make the calls that it makes.
+"""One engine in several processes: process 0 leads, and the others repeat its calls.
 
-All run the same programs in the same order, for all that their order depends on is the same in
-them: the calls, the clock of the process that leads, and its choice of trees, which depends on
-what it has measured.
+All processes run the same programs in the same order. The order depends on the calls, on the clock
+and on the choice of trees, and the leader sends all three.
 """
 
 import time
@@ -15,7 +14,7 @@ from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.parallel.links import Follower, Leader
 from redrafter_jax.text.grammars import GrammarCompiler
 
-# Seconds in which the loss of a process is told after a program has failed for it.
+# Seconds to wait for news of a lost process after a program has failed.
 _LOSS_SECONDS = 2.0
 
 
@@ -104,7 +103,7 @@ class LeadingEngine(LedEngine):
         self._leader.tell(Turn(calls, passes, steps, self._now))
         try:
             return super().advance(passes, steps)
-        except RuntimeError:  # a collective tells of a loss too, but not whose
+        except RuntimeError:  # a collective fails when a process is lost, but does not say which
             if lost := self._leader.wait_for_loss(_LOSS_SECONDS):
                 raise lost from None
             raise

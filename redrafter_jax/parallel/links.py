@@ -1,7 +1,8 @@
-"""What process 0 of a job tells the others, and how each learns that one is gone.
+"""Messages from process 0 of a job to the others, and detection of processes that are lost.
 
-Plain connections, beside JAX's collectives: who waits for a message occupies no device, and a
-process that dies closes its connections at once, while a collective may wait for it for minutes.
+The connections are plain TCP, beside JAX's collectives: a process that waits for a message uses no
+device, and a process that dies closes its connections at once, while a collective may wait for it
+for minutes.
 """
 
 import errno
@@ -22,11 +23,11 @@ import jax
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import bytes_from_first, is_first
 
-# Seconds until all others must be connected, and in which each must say who it is.
+# Seconds to wait for the next connection, and for a new connection to prove who it is.
 _PATIENCE, _HELLO_SECONDS = 60.0, 5.0
-# Bytes of the secret that the others know by JAX's own channel, of what one process asks another
-# to sign with it, and of a signature; and of a process's number.
+# Bytes of the job's secret, of a challenge and of a signature. JAX's own channel shares the secret.
 _KEY = 32
+# Bytes of a process's index.
 _NUMBER = 4
 
 Value = TypeVar("Value")
@@ -182,7 +183,7 @@ class Follower:
             while message is not None:
                 try:
                     message = pickle.load(stream)
-                except Exception:  # of another release, too, which pickles what this one lacks
+                except Exception:  # unpickling may raise anything, for instance between releases
                     message = LostProcessError("process 0, which leads,")
                 if isinstance(message, LostProcessError):
                     self._lost = message

@@ -17,10 +17,13 @@ from typing import Any
 
 import httpx
 from places import ROOT
+from schemas import END, end_tokenizer, pair
 from tiny_folders import byte_tokenizer
 from tokenizers import Tokenizer
 
+from redrafter_jax import TreeConfig
 from redrafter_jax.config.serving import ServeConfig
+from redrafter_jax.engine.engine import Engine
 from redrafter_jax.serving.server import LOOPBACK, Server, listen
 from redrafter_jax.serving.service import ServedModel
 from redrafter_jax.text.chat_template import ChatTemplate, PromptFormat, Turn
@@ -80,6 +83,25 @@ def serving(
         server.should_exit = True
         thread.join(timeout=120)
     assert not thread.is_alive(), "the server hangs"
+
+
+@contextmanager
+def constrained_server() -> Generator[str]:
+    """The address of a server whose engine decodes, with a tokenizer for grammars and tools."""
+    target, drafter = pair()
+    engine = Engine(
+        target,
+        drafter,
+        tree=TreeConfig(beam_width=3, draft_rounds=4),
+        slots=2,
+        context_length=120,
+        stop_tokens=[END],
+        row_counts=(),
+        top_log_probs=0,
+    )
+    options: dict[str, Any] = {"stop_tokens": (END,), "limits": ROOMY, "template": TOOL_LINES}
+    with serving(engine, tokenizer=end_tokenizer(), **options) as base:
+        yield base
 
 
 @contextmanager

@@ -10,11 +10,8 @@ import pytest
 from fake_engine import FakeEngine
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from places import ROOT
-from schemas import END, end_tokenizer, pair
-from servers import HTTP, LINES, ROOMY, TOOL_LINES, measured, serving
+from servers import HTTP, LINES, ROOMY, TOOL_LINES, constrained_server, measured, serving
 
-from redrafter_jax import TreeConfig
-from redrafter_jax.engine.engine import Engine
 from redrafter_jax.serving.responses_schema import ResponsesRequest
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -44,19 +41,7 @@ def base() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def real() -> Iterator[str]:
     """A server of an engine that decodes."""
-    target, drafter = pair()
-    engine = Engine(
-        target,
-        drafter,
-        tree=TreeConfig(beam_width=3, draft_rounds=4),
-        slots=2,
-        context_length=120,
-        stop_tokens=[END],
-        row_counts=(),
-        top_log_probs=0,
-    )
-    options: dict[str, Any] = {"stop_tokens": (END,), "limits": ROOMY, "template": TOOL_LINES}
-    with serving(engine, tokenizer=end_tokenizer(), **options) as base:
+    with constrained_server() as base:
         yield base
 
 

@@ -6,11 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from schemas import END, end_tokenizer, pair
-from servers import ROOMY, TOOL_LINES, body, post, serving
-
-from redrafter_jax import TreeConfig
-from redrafter_jax.engine.engine import Engine
+from servers import body, constrained_server, post
 
 pytest.importorskip("llguidance", reason="needs the extra structured")
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -25,19 +21,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[str]:
-    target, drafter = pair()
-    engine = Engine(
-        target,
-        drafter,
-        tree=TreeConfig(beam_width=3, draft_rounds=4),
-        slots=2,
-        context_length=120,
-        stop_tokens=[END],
-        row_counts=(),
-        top_log_probs=0,
-    )
-    options: dict[str, Any] = {"stop_tokens": (END,), "limits": ROOMY, "template": TOOL_LINES}
-    with serving(engine, tokenizer=end_tokenizer(), **options) as base:
+    with constrained_server() as base:
         yield base
 
 
