@@ -73,9 +73,14 @@ def _writing(checkpoints: ocp.CheckpointManager) -> Generator[None]:
         text = str(error).partition("\n")[0]
         # The last of tensorstore's chained messages comes from the operating system.
         found = re.search(r"([^:]*) \[os_error_code", text)
-        if found is None and not isinstance(error, OSError):
+        if found is not None:
+            reason = found[1].strip()
+        elif isinstance(error, OSError):
+            reason = error.strerror or text
+        elif text.startswith("NOT_FOUND: "):  # a file that tensorstore reads back is gone
+            reason = os.strerror(errno.ENOENT)
+        else:
             raise  # a bug, not the disk
-        reason = found[1].strip() if found else getattr(error, "strerror", None) or text
         full = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
         remedy = "free some disk space" if reason in full else "fix the cause"
         newest = checkpoints.latest_step()

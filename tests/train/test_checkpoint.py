@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from train_runs import no_file_larger_than
 
@@ -48,6 +49,43 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_one_before(
         save_step(tmp_path, 2)
     assert "Traceback" not in capfd.readouterr().err
     assert restored_step(tmp_path) == 1
+
+
+# Tensorstore names no error of the operating system where a file that it reads back is gone.
+GONE = (
+    'NOT_FOUND: Error writing "kernel/0.0" in OCDBT database at local file "2/": Error reading '
+    'Byte range [1073470, 1073846) of local file "2/d/8fea4570736e578890b46b7b58f0ee5d"'
+)
+
+
+@pytest.mark.parametrize(
+    ("raised", "sentence"),
+    [
+        (ValueError(GONE), r"\(No such file or directory\); step 1 is still saved; fix the cause"),
+        (NotADirectoryError(20, "Not a directory"), r"\(Not a directory\); step 1 is still saved"),
+    ],
+)
+def test_a_folder_that_vanishes_during_a_save_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, sentence: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    save_step(tmp_path, 1)
+    monkeypatch.setattr(ocp.CheckpointManager, "save", fail)
+    with pytest.raises(InputError, match=sentence):
+        save_step(tmp_path, 2)
+
+
+def test_an_error_that_is_not_of_the_disk_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("FAILED_PRECONDITION: shapes differ")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", fail)
+    with pytest.raises(ValueError, match="shapes differ"):
+        save_step(tmp_path, 1)
 
 
 # What orbax leaves half done when it meets a damaged file.
