@@ -227,7 +227,7 @@ def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
     target = forgetful_target(memory)
     folders = write_pair(tmp_path, target, imitating_drafter(target) if head == "good" else drafter)
     prompts = write_lines(tmp_path / "prompts.jsonl", *({"prompt": one * 2} for one in "abcdefgh"))
-    tree = {"beam_width": 2, "draft_rounds": 2}
+    tree = {"beam_width": 2, "draft_rounds": 4}
     values: dict[str, Any] = {
         "target": folders.target,
         "prompts": prompts,
