@@ -72,13 +72,8 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused(habitual_target: Targe
         generate(target, head, PROMPTS, max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param({}, marks=pytest.mark.long),
-        {"confidence": True, "draft_tokens": tuple(range(20))},
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("variant", [{}, {"confidence": True, "draft_tokens": tuple(range(20))}])
 def test_on_a_mesh_that_splits_the_model_it_drafts_the_same(
     habitual_target: Target, variant: dict[str, Any]
 ) -> None:

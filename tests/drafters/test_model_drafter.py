@@ -320,9 +320,8 @@ def test_what_is_quantized_already_is_not_quantized_again(target: Target) -> Non
     assert result.tokens == generate_autoregressive(quantized, PROMPTS[:2], **options).tokens
 
 
-@pytest.mark.parametrize(
-    "name", ["self:layers=1", pytest.param("self:int8", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["self:layers=1", "self:int8"])
 def test_a_part_of_a_target_on_a_mesh_drafts_as_on_one_device(target: Target, name: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "tree": CHAIN}
     placed = place(target, make_mesh(model=2))

@@ -130,6 +130,7 @@ def test_texts_of_200_random_pairs_are_the_baselines(devices: int) -> None:
     assert prepared > 200
 
 
+@pytest.mark.long
 def test_a_model_that_reads_the_paths_ahead_drafts_as_it_would_afterwards() -> None:
     # It reads tokens alone: what it drafts for a path does not depend on when.
     target = target_of(0)

@@ -1,6 +1,5 @@
 """A larger real model, quantized: its text is its own with every drafter that needs no training."""
 
-
 import pytest
 from needs import fetched
 

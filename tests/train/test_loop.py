@@ -180,6 +180,7 @@ def test_a_second_run_in_a_folder_that_one_works_in_is_refused(
         assert {path.name for path in output.iterdir()} == {".lock"}
 
 
+@pytest.mark.long
 def test_a_run_whose_folder_is_taken_away_ends_with_a_sentence(
     target_folder: Path, tmp_path: Path
 ) -> None:
