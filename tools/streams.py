@@ -1,9 +1,12 @@
 """Throughput of an engine with and without trees by number of streams, relative to the baseline.
 
 python -m tools.streams TARGET DRAFTER --prompts configs/smollm2_135m/mixed_prompts.jsonl
+
+With --json-schema every method also decodes answers that follow the schema, in the same turns.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from redrafter_jax import load_drafter, load_target, load_tokenizer, load_tree_table
-from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
@@ -19,6 +22,7 @@ from redrafter_jax.engine.requests import tokenize
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.target import Target
 from redrafter_jax.progress import track
+from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 from redrafter_jax.text.prompts import read_prompts
 from redrafter_jax.verdict import describe_tree
 
@@ -38,17 +42,29 @@ def main() -> None:
         [{"role": "user", "content": prompt.turns[0]}]
         for prompt in read_prompts(arguments.prompts, arguments.count)
     ]
-    prompts = tokenize(target.config, asked, load_tokenizer(arguments.target), None).prompts
+    tokenizer = load_tokenizer(arguments.target)
+    prompts = tokenize(target.config, asked, tokenizer, None).prompts
+    grammars: dict[str, CompiledGrammar | None] = {"": None}
+    if arguments.json_schema:
+        stops = target.config.eos_token_ids
+        compiler = GrammarCompiler(tokenizer.backend_tokenizer, target.config.vocab_size, stops)
+        schema = Grammar(json_schema=json.loads(arguments.json_schema.read_text()))
+        grammars[", by the schema"] = compiler.compile(schema)
     for streams in arguments.streams:
         ways: dict[str, Engine] = {"baseline": _engine(target, None, None, streams)}
         ways["adaptive"] = _engine(target, drafter, table, streams)
         for tree in [*trees, *(shared if streams > 1 else [])]:
             ways[describe_tree(tree)] = _engine(target, drafter, tree, streams)
-        rates: dict[str, list[float]] = {name: [] for name in ways}
+        rates: dict[str, list[float]] = {name + held: [] for name in ways for held in grammars}
+        if arguments.json_schema:
+            for engine in ways.values():  # programs with grammars compile when they first run
+                _rate(engine, prompts, streams, arguments, [*grammars.values()][-1])
         for turn in track(range(arguments.turns), arguments.turns, f"{streams} streams"):
             order = list(ways) if turn % 2 else list(reversed(ways))
             for name in order:
-                rates[name].append(_rate(ways[name], prompts, streams, arguments))
+                for held, grammar in grammars.items():
+                    rate = _rate(ways[name], prompts, streams, arguments, grammar)
+                    rates[name + held].append(rate)
         for name, own in rates.items():
             ratios = [one / base for one, base in zip(own, rates["baseline"], strict=True)]
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
@@ -69,6 +85,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="per answer (%(default)s)")
     parser.add_argument("--turns", type=int, default=4, help="%(default)s")
     parser.add_argument("--temperature", type=float, default=0.0, help="%(default)s")
+    parser.add_argument("--json-schema", type=Path, help="file with a JSON schema")
     return parser.parse_args()
 
 
@@ -86,14 +103,20 @@ def _engine(
 
 
 def _rate(
-    engine: Engine, prompts: Sequence[list[int]], streams: int, arguments: argparse.Namespace
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    streams: int,
+    arguments: argparse.Namespace,
+    grammar: CompiledGrammar | None,
 ) -> float:
     """New tokens per second for as many prompts as streams, at least four."""
     chosen = prompts[: max(streams, 4)]
     sampling = SamplingConfig(arguments.temperature)
     tokens, began = 0, time.perf_counter()
+    # A grammar ends a text at the target's end tokens; other texts have no end.
+    stops = tuple(grammar.end_tokens) if grammar else ()
     for seed, prompt in enumerate(chosen):
-        engine.submit(Request(prompt, arguments.tokens, seed, sampling, stop_tokens=()))
+        engine.submit(Request(prompt, arguments.tokens, seed, sampling, stops, grammar=grammar))
     while engine.busy:
         tokens += sum(len(event.decided) for event in engine.advance())
     return tokens / (time.perf_counter() - began)
