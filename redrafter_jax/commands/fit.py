@@ -14,7 +14,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     from redrafter_jax.lock import hold  # imports JAX
 
-    asked = (arguments.target, arguments.output, arguments.minutes, arguments.dtype)
+    asked = (arguments.target, arguments.output, arguments.minutes)
+    chosen = (arguments.dtype, arguments.chat_template)
     make_folder(arguments.output, "OUTPUT")
     with hold(arguments.output, "OUTPUT"):
-        call_program("train", "fit.run:fit", *asked)
+        call_program("train", "fit.run:fit", *asked, *chosen)

@@ -57,8 +57,8 @@ def add_models(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
-    """Add the options of the chat template; with `or_none` it may be "none", for plain prompts."""
+def add_template_name(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
+    """Add the option that names the chat template; with `or_none` it may be "none"."""
     command.add_argument(
         "--chat-template",
         metavar="NAME",
@@ -66,6 +66,11 @@ def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> 
         "Jinja, or by a built-in: chatml, gemma, llama2, llama3, mistral, mistral_v0.1, "
         "vicuna_v1.1, zephyr" + "; none continues prompts as they stand" * or_none,
     )
+
+
+def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
+    """Add the options of the chat template; with `or_none` it may be "none", for plain prompts."""
+    add_template_name(command, or_none=or_none)
     command.add_argument(
         "--template-arguments",
         type=mapping("{enable_thinking: false}"),

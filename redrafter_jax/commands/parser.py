@@ -12,6 +12,7 @@ from redrafter_jax.commands.option_groups import (
     add_fields,
     add_models,
     add_template,
+    add_template_name,
     add_tree,
     limited,
     not_empty,
@@ -230,6 +231,7 @@ def _add_fit(commands: Any) -> None:
         choices=get_args(Dtype),
         help="dtype of the target (bfloat16 on a GPU, else float32)",
     )
+    add_template_name(command)
 
 
 def _add_fetch(commands: Any) -> None:

@@ -23,7 +23,7 @@ import jax
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import bytes_from_first, is_first
 
-# Seconds to wait for the next connection, and for a new connection to prove who it is.
+# Seconds to wait for the connections, and for a new connection to prove who it is.
 _PATIENCE, _HELLO_SECONDS = 60.0, 5.0
 # Bytes of the job's secret, of a challenge and of a signature. JAX's own channel shares the secret.
 _KEY = 32
@@ -227,27 +227,36 @@ def accept(
     """The connections of so many processes that know the key, by number; strangers are left out.
 
     Raises:
-      InputError: some have not come, and nobody else has for so many seconds.
+      InputError: some have not come within so many seconds, whoever else has.
     """
     others: dict[int, socket.socket] = {}
-    listener.settimeout(seconds)
+    end = time.monotonic() + seconds
     while len(others) < count:
-        try:
-            other, _ = listener.accept()
-        except TimeoutError:
+        if (other := _next(listener, end)) is None:
             for other in others.values():
                 other.close()
             missing = sorted({*range(1, count + 1)} - {*others})
             raise InputError(
                 f"Of the processes {', '.join(map(str, missing))} of this job none connected to "
                 f"process 0 within {seconds:g} s; let their hosts reach its host at any port."
-            ) from None
+            )
         number = _greet(other, key)
         if number is None:
             other.close()
         else:
             others[number] = _set_up(other)
     return others
+
+
+def _next(listener: socket.socket, end: float) -> socket.socket | None:
+    """The next connection before this time of the monotonic clock; None if there is none."""
+    left = end - time.monotonic()
+    if left <= 0:  # even if another connection waits already
+        return None
+    listener.settimeout(left)
+    with suppress(TimeoutError):
+        return listener.accept()[0]
+    return None
 
 
 def _greet(other: socket.socket, key: bytes) -> int | None:

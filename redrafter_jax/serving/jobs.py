@@ -13,9 +13,10 @@ from redrafter_jax.config.limits import FieldError
 from redrafter_jax.engine.messages import QueueFull, Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.serving.choices import Choice, Piece
-from redrafter_jax.serving.metrics import Metrics, Outcome
+from redrafter_jax.serving.metrics import Metrics
 from redrafter_jax.serving.openai_errors import ApiError, server_ends
 from redrafter_jax.serving.openai_schema import BaseRequest, CompletionRequest
+from redrafter_jax.serving.request_counts import Outcome
 from redrafter_jax.serving.service import Service
 from redrafter_jax.serving.worker import EngineFailedError, EventQueue
 from redrafter_jax.text.grammars import CompiledGrammar

@@ -2,36 +2,30 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.models.attention import PAGE
-from redrafter_jax.serving.openai_errors import ApiError
-
-_NAME = "redrafter"
-# Whose requests are counted.
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-
-Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone", "failed"]
+from redrafter_jax.serving.request_counts import NAME, RequestCounts
 
 # Bucket bounds, from one decode step of a small model to the minutes of a long answer.
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _GAINED = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10)
 
 
-class Metrics(Collector):
+class Metrics(RequestCounts, Collector):
     """Counts and times since the server's start, and the engine's counts at the time of reading."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._registry = engine, CollectorRegistry()
-        named: Any = {"namespace": _NAME, "registry": self._registry}
+        super().__init__()
+        self._engine = engine
+        named: Any = {"namespace": NAME, "registry": self._registry}
         count = partial(Counter, **named)
         histogram = partial(Histogram, buckets=_SECONDS, **named)
-        self.requests = count("requests", "HTTP requests by outcome.", ["route", "outcome"])
         self.completion_tokens = count("completion_tokens", "Tokens of answers.")
         self.queue = histogram(
             "queue_seconds", "From a request to the admission of its prompt into a slot."
@@ -49,29 +43,6 @@ class Metrics(Collector):
             buckets=_GAINED,
         )
         self._registry.register(self)
-
-    def count(self, route: str, outcome: Outcome) -> None:
-        """Count a request."""
-        self.requests.labels(route, outcome).inc()
-
-    def count_refusal(self, route: str, error: ApiError) -> None:
-        """Count a request that was answered with an error."""
-        if route not in ROUTES:
-            return
-        match error.status_code, error.code:
-            case 429, _:
-                outcome = "queue_full"
-            case _, "client_gone":
-                outcome = "client_gone"
-            case status, code if status < 500 or code == "not_ready":
-                outcome = "refused"
-            case _:
-                outcome = "failed"
-        self.count(route, outcome)
-
-    def page(self) -> bytes:
-        """All metrics in Prometheus's text format."""
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics that are read from the engine."""
@@ -93,7 +64,7 @@ class Metrics(Collector):
                 sums.compiled,
             ),
         ):
-            yield GaugeMetricFamily(f"{_NAME}_{name}", text, value)
+            yield GaugeMetricFamily(f"{NAME}_{name}", text, value)
         for name, text, value in (
             (
                 "target_calls",
@@ -123,7 +94,7 @@ class Metrics(Collector):
                 sums.reused_tokens,
             ),
         ):
-            yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
+            yield CounterMetricFamily(f"{NAME}_{name}", text, value)
         # Labels that may occur have a value from the start, or rates would miss their first counts.
         depths = range(1, engine.longest_path)
         # Drafters that have drafted too: a grammar proposes only for requests that have one.
@@ -148,7 +119,7 @@ class Metrics(Collector):
                 {str(depth): sums.accepted_at[depth] for depth in depths},
             ),
         ):
-            family = CounterMetricFamily(f"{_NAME}_{name}", text, labels=[label])
+            family = CounterMetricFamily(f"{NAME}_{name}", text, labels=[label])
             for key, count in counts.items():
                 family.add_metric([key], count)
             yield family

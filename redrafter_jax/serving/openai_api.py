@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 from redrafter_jax.serving.chat_prompts import encode_chat
 from redrafter_jax.serving.choices import Piece
 from redrafter_jax.serving.jobs import Job, check, start_job
-from redrafter_jax.serving.metrics import ROUTES
 from redrafter_jax.serving.openai_answers import Answer, ChatAnswer, CompletionAnswer
 from redrafter_jax.serving.openai_errors import ApiError, as_api_error, check_model
 from redrafter_jax.serving.openai_schema import BaseRequest, ChatRequest, CompletionRequest
 from redrafter_jax.serving.page import read_page
+from redrafter_jax.serving.request_counts import ROUTES
 from redrafter_jax.serving.responses_answers import ResponsesAnswer
 from redrafter_jax.serving.responses_schema import ResponsesRequest, in_own_names
 from redrafter_jax.serving.service import Service

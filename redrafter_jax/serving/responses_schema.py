@@ -257,7 +257,7 @@ def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
         goes_on = before is not None and before.speaker == item.speaker == "assistant"
         twice = before is not None and before.type == item.type == "message"
         if not goes_on or twice or item.type == "reasoning":
-            turns.append({"role": item.speaker, "content": ""})
+            turns.append({"role": item.speaker, "content": []})
         turn = turns[-1]
         match item.type:
             case "reasoning":
@@ -267,11 +267,12 @@ def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
                 calls = turn.setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "function": function})
             case "function_call_output":
-                turn |= {"content": item.output, "tool_call_id": item.call_id}
+                turn |= {"content": [item.output], "tool_call_id": item.call_id}
             case "message":
-                turn["content"] += item.content
+                turn["content"].append(item.content)
         before = item
-    return turns
+    # Texts are joined once: a turn may have very many messages, with calls between them.
+    return [turn | {"content": "".join(turn["content"])} for turn in turns]
 
 
 @contextmanager

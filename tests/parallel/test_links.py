@@ -208,6 +208,26 @@ def test_a_stranger_that_drips_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
     assert took < 3  # 6.8 s if each byte had its own time
 
 
+def test_strangers_who_come_again_and_again_do_not_prolong_the_wait() -> None:
+    with listen() as listener, ThreadPoolExecutor() as pool:
+        port = listener.getsockname()[1]
+        ended = threading.Event()
+
+        def come_again() -> None:
+            with suppress(OSError):
+                while not ended.wait(0.01):
+                    socket.create_connection(("localhost", port)).close()
+
+        coming = pool.submit(come_again)
+        accepted = pool.submit(accept, listener, KEY, 1, 1.0)
+        try:
+            with pytest.raises(InputError, match="process 0 within 1 s"):
+                accepted.result(timeout=SECONDS)
+        finally:
+            ended.set()
+        coming.result()
+
+
 def test_who_does_not_come_is_named() -> None:
     with listen() as listener:
         port = listener.getsockname()[1]

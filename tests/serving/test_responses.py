@@ -12,7 +12,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from places import ROOT
 from servers import HTTP, LINES, ROOMY, TOOL_LINES, constrained_server, measured, serving
 
-from redrafter_jax.serving.responses_schema import ResponsesRequest
+from redrafter_jax.serving.responses_schema import Item, ResponsesRequest, turns_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -370,6 +370,30 @@ def test_items_are_the_turns_of_a_chat() -> None:
         {"role": "assistant", "content": "Two."},
         {"role": "system", "content": "Go on."},
     ]
+
+
+class Counted(str):
+    """A text that counts the characters that are copied when texts are added."""
+
+    copied = 0
+
+    def __add__(self, other: str) -> "Counted":
+        Counted.copied += len(self) + len(other)
+        return Counted(str.__add__(self, other))
+
+    def __radd__(self, other: str) -> "Counted":
+        return Counted(other) + self
+
+
+def test_the_texts_of_very_many_items_are_joined_once() -> None:
+    """Between its calls an assistant may say something any number of times, in one turn."""
+    said = Item.model_construct(type="message", role="assistant", content=Counted("x"))
+    call = Item.model_construct(type="function_call", call_id="a", name="add", arguments={})
+    assert "" + Counted("ab") + "c" == "abc"
+    assert Counted.copied == 2 + 3
+    (turn,) = turns_of([said, call] * 50_000)
+    assert (turn["content"], len(turn["tool_calls"])) == ("x" * 50_000, 50_000)
+    assert Counted.copied == 2 + 3
 
 
 def test_reasoning_is_an_item_of_its_own() -> None:

@@ -105,7 +105,7 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
         then = (
             "decode one prompt at a time without the head; of several at once the tuner found it "
             f"faster (batch size {', '.join(map(str, larger))}): serve with "
-            f"{shlex.join(['--drafter', str(_drafter(folder))])}"
+            f"{shlex.join(['--drafter', str(_drafter(folder)), *plan.asked.template_option])}"
         )
     else:
         measures = report["samplings"][0]["methods"][first.way.name]

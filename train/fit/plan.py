@@ -50,11 +50,25 @@ _LATE, _TIMED_STEPS = 0.1, 5
 
 
 class FitRequest(NamedTuple):
-    """A request for a fit: the target, the dtype of its parameters, and the time in minutes."""
+    """A request for a fit.
+
+    Attributes:
+      target: folder, hub id or GGUF file of the target.
+      target_dtype: dtype of the target's parameters.
+      minutes: approximate time limit in minutes.
+      chat_template: name of a built-in chat template, or path of a Jinja file; None for the
+        tokenizer's own template, or for plain texts if it has none.
+    """
 
     target: str
     target_dtype: Dtype
     minutes: float
+    chat_template: str | None = None
+
+    @property
+    def template_option(self) -> list[str]:
+        """The option that commands with the head need; empty for the tokenizer's own template."""
+        return [] if self.chat_template is None else ["--chat-template", self.chat_template]
 
 
 class FitPlan(Settings):
@@ -268,13 +282,19 @@ def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
     except ValidationError:
         raise InputError(f"{path} is not the plan of a fit; use another folder.") from None
     pairs = zip(FitRequest._fields, plan.asked, asked, strict=True)
-    changed = [f"{name} {old} (now {new})" for name, old, new in pairs if old != new]
+    changed = [
+        f"{name} {_shown(old)} (now {_shown(new)})" for name, old, new in pairs if old != new
+    ]
     if changed:
         raise InputError(
             f"{folder} holds a fit with {', '.join(changed)}; use another folder, or delete "
             "this one."
         )
     return plan
+
+
+def _shown(value: object) -> object:
+    return "not given" if value is None else value
 
 
 def write_plan(plan: FitPlan, folder: Path) -> None:

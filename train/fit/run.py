@@ -20,8 +20,10 @@ from rich.console import Console
 
 from redrafter_jax.command_line import call_program, make_folder
 from redrafter_jax.config import Dtype, TargetConfig
+from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.settings.files import load_settings
+from redrafter_jax.text.chat_template import NONE, OWN, find_template
 
 from ..card import write_card
 from ..config import TrainSettings
@@ -66,24 +68,33 @@ _PROGRAMS = __name__.removesuffix("train.fit.run")
 _KEEPING = 5.0
 
 
-def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
+def fit(
+    target: str,
+    output: Path,
+    minutes: float,
+    dtype: Dtype | None,
+    chat_template: str | None = None,
+) -> None:
     """Fit a head to a target (a folder, hub id or GGUF file) in about `minutes` minutes.
 
-    By default the target's parameters are bfloat16 on a GPU, and float32 on a CPU.
+    By default the target's parameters are bfloat16 on a GPU, and float32 on a CPU. The target
+    writes conversations in the chat template: the tokenizer's own, a built-in or a Jinja file.
 
     Raises:
-      InputError: the target cannot be used, the folder holds another fit, or there is too little
-        time.
+      InputError: the target or the template cannot be used, the folder holds another fit, or there
+        is too little time.
     """
     started = time.perf_counter()
-    asked = FitRequest(target, dtype or ("float32" if on_cpu() else "bfloat16"), minutes)
+    files = open_target(target)
+    config = files.config  # first, because it refuses files that are not a target
+    template = _template_named(chat_template, files)
+    dtype = dtype or ("float32" if on_cpu() else "bfloat16")
+    asked = FitRequest(target, dtype, minutes, template)
     console = Console(stderr=True)
     make_folder(output, "the output folder")
     # The stages, and a resumed run, compile the same programs as the probe.
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(output / "programs"))
-    files = open_target(target)
-    config = files.config
     plan, before = read_plan(output, asked), 0.0
     if plan is None:
         plan = _probe(asked, output, files, console, started)
@@ -91,6 +102,19 @@ def fit(target: str, output: Path, minutes: float, dtype: Dtype | None) -> None:
         before = plan.spent
         print_line(console, f"going on with the plan in {output / 'plan.json'}")
     _Fit(plan, output, config, console, started, before).run()
+
+
+def _template_named(name: str | None, files: TargetFiles) -> str | None:
+    """Check the template that `--chat-template` names; None for the tokenizer's own."""
+    if name is None:
+        return None
+    if name == NONE:
+        raise InputError(
+            "A head is fitted on conversations, and --chat-template none gives them no template; "
+            "name another template, or leave the option out."
+        )
+    find_template(name, files, "--chat-template ")
+    return None if name == OWN else name
 
 
 def _probe(
@@ -265,14 +289,14 @@ class _Fit:
 
     def _end(self) -> None:
         """Print the command that uses the fastest method, and the verdict."""
-        target = self.plan.asked.target
+        target, template = self.plan.asked.target, self.plan.asked.template_option
         pays, sentence = verdict(self._folder, self.plan)
-        chats = open_target(target).template is not None
+        chats = bool(template) or open_target(target).template is not None
         command = ["chat"] if chats else ["generate", "--prompt", "Once upon a time"]
         with_head = ["--drafter", str(self._drafter)] if pays else ["--no-drafter"]
         # Commands decode greedily by default.
         heat = ["--temperature", f"{pays[0]:g}"] if pays and pays[0] else []
-        words = [*command, "--target", target, *with_head, *heat]
+        words = [*command, "--target", target, *with_head, *heat, *template]
         minutes = self.plan.spent / 60
         print_line(self._console, f"\n{minutes:.1f} of {self.plan.asked.minutes:g} minutes; to use")
         print_line(self._console, f"  python -m redrafter_jax {shlex.join(words)}")

@@ -69,7 +69,7 @@ def regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, A
     return {
         "target": plan.asked.target,
         "target_dtype": plan.asked.target_dtype,
-        "data": {"sequence_length": length},
+        "data": {"sequence_length": length} | _template(plan.asked),
         "prompts": "self",
         "user_openings": "varied",
         "tokens": plan.tokens,
@@ -98,7 +98,8 @@ def train_settings(
             "sources": [{"files": [str(folder / "training.jsonl")]}],
             "sequence_length": row_length(config),
             "pack": True,
-        },
+        }
+        | _template(asked),
         "features": str(folder / "features"),
         "loss": {"soft": 1.0},
         "optimizer": {"rule": "muon", "learning_rate": 4e-3, "batch_size": batch_size()},
@@ -117,7 +118,12 @@ def decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> d
         "samplings": SAMPLINGS,
         "max_new_tokens": plan.new_tokens,
         "report_dir": str(folder / report),
-    }
+    } | _template(plan.asked)
+
+
+def _template(asked: FitRequest) -> dict[str, Any]:
+    """The setting of the chat template; empty for the default, which differs by command."""
+    return {} if asked.chat_template is None else {"chat_template": asked.chat_template}
 
 
 def hold_out(plan: FitPlan, folder: Path) -> int:

@@ -45,16 +45,17 @@ class Endpoint:
     api_key: str | None
 
 
-class _GuardedFront:
+class GuardedFront:
     """The endpoint's deployment: one process, whose loss ends all streams."""
 
     def __init__(self, engines: Any, endpoint: Endpoint, max_body: int) -> None:
+        front = Front(engines)
         self._app = Guard(
-            Front(engines),
+            front,
             api_key=endpoint.api_key,
             hosts=LOOPBACK if endpoint.host in LOOPBACK else None,
             max_body=max_body,
-            on_refusal=lambda path, error: None,
+            on_refusal=front.counts.count_refusal,
         )
 
     def __serve_build_asgi_app__(self) -> Guard:
@@ -96,7 +97,7 @@ def make_application(
         **scaled,
     )
     front: Any = serve.deployment(
-        serve.ingress()(_GuardedFront),
+        serve.ingress()(GuardedFront),
         name="front",
         max_ongoing_requests=_HANDED_ON,
         ray_actor_options={"num_cpus": 0},

@@ -18,7 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 from redrafter_jax.serving.openai_errors import ApiError
 from redrafter_jax.serving.replicas.conversation import conversation_key
 from redrafter_jax.serving.replicas.metric_pages import joined_pages
+from redrafter_jax.serving.request_counts import RequestCounts
 
+# The value of the label `replica` for the endpoint's own counts.
+_REPLICA = "front"
 # The parts of an ASGI scope that a replica needs; other parts cannot be serialized.
 _SENT = frozenset(
     {
@@ -37,9 +40,14 @@ class Front:
 
     Args:
       engines: Ray Serve's handle of the replicas.
+
+    Attributes:
+      counts: counts of the requests that no replica has counted, because the endpoint refused them
+        or their replica was lost.
     """
 
     def __init__(self, engines: DeploymentHandle) -> None:
+        self.counts = RequestCounts()
         self._engines = engines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,6 +61,7 @@ class Front:
             else:
                 await self._answer(scope, body, receive, send)
         except ApiError as error:
+            self.counts.count_refusal(scope["path"], error)
             await error.response()(scope, receive, send)
         except ClientDisconnect:
             pass
@@ -62,7 +71,8 @@ class Front:
             pages = await self._engines.broadcast("metrics").results_async()
         except (RayError, RayServeException):  # Ray Serve may not have removed a lost replica yet
             raise _lost() from None
-        return Response(joined_pages(dict(pages)), media_type="text/plain; version=0.0.4")
+        own = {_REPLICA: self.counts.page().decode()}
+        return Response(joined_pages(own | dict(pages)), media_type="text/plain; version=0.0.4")
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         told = _Told(send)
@@ -93,9 +103,12 @@ class Front:
                     headers={"Retry-After": "1"},
                 ) from None
             except (RayError, RayServeException):
-                if told.begun or last:
+                if told.begun:
+                    self.counts.count_refusal(scope["path"], _lost())
                     await told.break_off(_lost())
                     return
+                if last:
+                    raise _lost() from None
             finally:
                 answer.cancel()
 
@@ -122,11 +135,9 @@ class _Told:
         """End a stream with an error event.
 
         Raises:
-          ApiError: nothing was sent yet.
           ConnectionError: the answer is not a stream, so it cannot be ended with an error event.
         """
-        if not self.begun or self._start is None:
-            raise error
+        assert self._start is not None
         headers = Headers(raw=list(self._start["headers"]))
         if not headers.get("content-type", "").startswith("text/event-stream"):
             raise ConnectionError(error.detail)

@@ -14,11 +14,14 @@ import pytest
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
+from redrafter_jax.serving.replicas.deployment import Endpoint, GuardedFront
 from redrafter_jax.serving.replicas.front import Front
+from redrafter_jax.serving.request_counts import RequestCounts
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 START = {"type": "http.response.start", "status": 200, "headers": STREAM}
@@ -66,12 +69,14 @@ def front(*answers: Sequence[Any]) -> tuple[Front, list[Any]]:
     return Front(replicas), replicas.calls
 
 
-def ask(app: Any, body: Any = None) -> httpx.Response:
+def ask(
+    app: Any, body: Any = None, route: str = "/v1/completions", **headers: str
+) -> httpx.Response:
     async def asked() -> httpx.Response:
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://x"
+            transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers
         ) as one:
-            return await one.post("/v1/completions", json=body or {"prompt": "a"})
+            return await one.post(route, json=body or {"prompt": "a"})
 
     return asyncio.run(asked())
 
@@ -112,6 +117,55 @@ def test_where_too_many_wait_the_client_is_told_to_come_again() -> None:
     app, _ = front([BackPressureError(num_queued_requests=4, max_queued_requests=4)])
     answer = ask(app)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+
+
+class Counting(Replicas):
+    """Replicas that answer, and one of which tells its metrics."""
+
+    def broadcast(self, method: str) -> Any:
+        assert method == "metrics"
+        return self
+
+    async def results_async(self) -> list[tuple[str, str]]:
+        counts = RequestCounts()
+        counts.count("/v1/completions", "finished")
+        return [("a", counts.page().decode())]
+
+
+def test_requests_that_no_replica_counts_are_counted() -> None:
+    busy = BackPressureError(num_queued_requests=4, max_queued_requests=4)
+    answers: list[list[Any]] = [
+        [busy],
+        [ActorDiedError()],
+        [ActorDiedError()],  # lost again
+        [START, part(b"data: 1\n\n"), ActorDiedError()],
+        [START, part(b"data: 2\n\n"), part(b"", more=False)],  # the replica counts this one
+    ]
+    replicas = Counting(*map(Answer, answers))
+    endpoint = Endpoint("localhost", 8000, "key")
+    app = GuardedFront(replicas, endpoint, max_body=100).__serve_build_asgi_app__()
+    key = {"authorization": "Bearer key"}
+    statuses = [
+        ask(app).status_code,
+        ask(app, **key, host="example.com").status_code,
+        ask(app, {"prompt": "a" * 100}, **key).status_code,
+        ask(app, route="/v1/nothing").status_code,  # counted as little as by a replica
+        *(ask(app, **key).status_code for _ in range(4)),
+    ]
+    assert statuses == [401, 403, 413, 401, 429, 503, 200, 200]
+    assert not replicas.left
+    page = ask(app, route="/metrics", **key).text
+    assert {
+        (sample.labels["replica"], sample.labels["outcome"]): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "redrafter_requests_total"
+    } == {
+        ("front", "refused"): 3,
+        ("front", "queue_full"): 1,
+        ("front", "failed"): 2,
+        ("a", "finished"): 1,
+    }
 
 
 def test_metrics_that_a_lost_replica_cannot_tell_are_to_be_asked_for_again() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_folders import CHATML
 from fit_plans import plan_of
 
 from redrafter_jax import TreeConfig
@@ -221,6 +222,23 @@ def test_the_command_that_is_shown_uses_the_head_where_it_pays(
     words = f"--target {target_folder} {options.format(tmp_path / 'run' / 'drafter')}"
     assert re.search(f"{re.escape(words)} *(Faster|Slower)", shown)
     assert read_table(tmp_path) == before
+
+
+def test_the_commands_that_are_shown_name_the_template(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the tokenizer has none, so that a head can be used in the format it learned."""
+    template = tmp_path / "mine.jinja"
+    template.write_text(CHATML)
+    asked = FitRequest(str(target_folder), "float32", 10.0, str(template))
+    plan = write_ending(tmp_path, {0.0: 1.2, 0.7: 1.1}, BOTH)
+    plan = plan.model_copy(update={"asked": asked, "done": STAGES})
+    write_plan(plan, tmp_path)
+    fit(str(target_folder), tmp_path, 10.0, "float32", str(template))
+    shown = capsys.readouterr().err.replace("\n", "")
+    drafter = tmp_path / "run" / "drafter"
+    words = f"chat --target {target_folder} --drafter {drafter} --chat-template {template}"
+    assert re.search(f"{re.escape(words)} *Faster", shown)
 
 
 def test_the_report_measures_the_trees_that_the_tuner_chose(tmp_path: Path) -> None:

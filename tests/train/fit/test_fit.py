@@ -91,3 +91,21 @@ def test_a_folder_of_another_fit_is_refused(
     assert "holds a fit with minutes 60.0 (now 30.0)" in told
     (folder / "plan.json").write_text("{}")
     assert "plan.json is not the plan of a fit" in run_redrafter(*words)[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("none", "A head is fitted on conversations, and --chat-template none gives them no temp"),
+        ("chatml", "--chat-template chatml needs the token '<|im_start|>', but the tokenizer of"),
+        ("tokenizer", "has no chat template; save one beside it as chat_template.jinja, or"),
+        ("missing", "--chat-template missing is neither a file nor tokenizer nor a built-in"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_before_the_probe(
+    name: str, told: str, target_folder: Path, tmp_path: Path, run_redrafter: Any
+) -> None:
+    words = ["fit", str(target_folder), str(tmp_path), "--chat-template", name]
+    code, _, said = run_redrafter(*words)
+    assert (code, told in said) == (2, True), said
+    assert not list(tmp_path.glob("*.json"))

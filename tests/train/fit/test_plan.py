@@ -1,5 +1,6 @@
 """How `redrafter fit` divides its time, and keeps it where the machine gets slower."""
 
+import json
 import re
 from pathlib import Path
 
@@ -105,3 +106,24 @@ def test_a_plan_is_kept_for_the_same_model_alone(tmp_path: Path) -> None:
     for other in (ASKED._replace(target="other"), ASKED._replace(target_dtype="bfloat16")):
         with pytest.raises(InputError, match=r"holds a fit with target\w* \w+ \(now \w+\); use"):
             read_plan(tmp_path, other)
+
+
+def test_a_plan_is_kept_for_the_same_chat_template_alone(tmp_path: Path) -> None:
+    write_plan(plan_of(), tmp_path)
+    mine = ASKED._replace(chat_template="mine.jinja")
+    with pytest.raises(InputError, match=r"with chat_template not given \(now mine\.jinja\); use"):
+        read_plan(tmp_path, mine)
+    plan = plan_of().model_copy(update={"asked": mine})
+    write_plan(plan, tmp_path)
+    assert read_plan(tmp_path, mine) == plan
+    with pytest.raises(InputError, match=r"with chat_template mine\.jinja \(now not given\); use"):
+        read_plan(tmp_path, ASKED)
+
+
+def test_a_plan_from_before_there_were_templates_is_read(tmp_path: Path) -> None:
+    write_plan(plan_of(), tmp_path)
+    path = tmp_path / "plan.json"
+    stated = json.loads(path.read_text())
+    assert stated["asked"].pop() is None
+    path.write_text(json.dumps(stated))
+    assert read_plan(tmp_path, ASKED) == plan_of()
