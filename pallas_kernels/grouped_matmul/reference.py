@@ -20,7 +20,7 @@ def reference(
     """
     scale = scale.astype(jnp.float32)
     product = jax.lax.platform_dependent(
-        x, codes, scale, cpu=_scaled_product, default=_padded_product
+        x, codes, scale, cpu=_product_in_turn, default=_padded_product
     )
     if minimum is not None:
         sums = x.astype(jnp.float32).reshape(len(x), len(scale), -1).sum(axis=-1)
@@ -44,6 +44,21 @@ def _scaled_product(
         preferred_element_type=jnp.float32,
     )
     return (products * scale[:, None]).sum(axis=0)
+
+
+def _product_in_turn(
+    x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
+) -> Float[Array, "N O"]:
+    """Compute the product of `_scaled_product` with one weight in x's dtype at a time.
+
+    Without the barrier, XLA for CPUs would convert the codes of all layers before the first
+    product, and keep all of them. int4 and float8 are slow to convert, and pass through a wider
+    dtype that represents them exactly, which a loop may keep.
+    """
+    wider = {jnp.dtype(jnp.int4): jnp.int8, jnp.dtype(jnp.float8_e4m3fn): jnp.bfloat16}
+    codes = codes.astype(wider.get(codes.dtype, codes.dtype))
+    x, codes = jax.lax.optimization_barrier((x, codes))
+    return _scaled_product(x, codes, scale)
 
 
 def _padded_product(

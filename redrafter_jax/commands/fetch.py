@@ -1,9 +1,17 @@
 """`fetch`: downloads a small real model, by default SmolLM2, the target where none is given."""
 
 import argparse
+from collections.abc import Iterator
 
 from redrafter_jax.commands.terminal import log
-from redrafter_jax.files.real_models import MODELS, cache_folder, fetch, find_cached
+from redrafter_jax.files.real_models import (
+    MODELS,
+    Part,
+    Parts,
+    cache_folder,
+    fetch,
+    find_cached,
+)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -16,4 +24,12 @@ def run(arguments: argparse.Namespace) -> None:
     if find_cached(model) is None:
         size = f"{model.megabytes} MB, {model.terms}"
         log(f"Downloading {model.name} ({size}) into {cache_folder()} ...")
-    print(fetch(model))
+    print(fetch(model, _report))
+
+
+def _report(parts: Parts) -> Iterator[Part]:
+    """Yield the parts, and report the start of each if there are several."""
+    for number, part in enumerate(parts, 1):
+        if len(parts) > 1:
+            log(f"Part {number} of {len(parts)} ...")
+        yield part

