@@ -93,7 +93,8 @@ def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
     if 2 * said["repeating"] >= stopped + limited:
         yield (
             f"Warning: {said['repeating']} of {stopped + limited} answers repeat themselves, which "
-            "any drafter predicts; use other prompts, stop=eos or a temperature above 0."
+            "any drafter predicts. Base models often do; for others use other prompts, stop=eos or "
+            "a temperature above 0."
         )
 
 

@@ -135,9 +135,11 @@ def tune(settings: TuneSettings) -> None:
     shapes = {"target": asdict(target.config), "drafter": asdict(drafter_config)}
     measures = {"rows": rows, "verdicts": verdicts, **shapes}
     write_report(path, measures, settings, DEFINITIONS)
-    notes = [f"No time was left for: {'; '.join(left_out)}."] if left_out else []
+    notes = [f"Prompts were asked with the chat template: {found.template.name}."]
     if cut_short:
-        notes.insert(0, f"There was time for: {'; '.join(cut_short)}.")
+        notes.append(f"There was time for: {'; '.join(cut_short)}.")
+    if left_out:
+        notes.append(f"No time was left for: {'; '.join(left_out)}.")
     show(path, table(rows), _LEGEND, *notes, f"The trees: {output}")
     print("\n".join(verdicts))
 

@@ -14,6 +14,7 @@ from redrafter_jax.engine.engine import Engine
 from redrafter_jax.parallel.processes import join
 from redrafter_jax.serving.server import Server, listen
 from redrafter_jax.serving.service import ServedModel
+from redrafter_jax.text.chat_template import NO_TEMPLATE
 
 
 def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
@@ -65,4 +66,6 @@ def make_server(
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     log(f"Serving {model.name} at {url}; compiling{where}, ready when /health says so.")
+    if model.format.template is NO_TEMPLATE:
+        log("It has no chat template, so only /v1/completions answers; give --chat-template.")
     return server

@@ -5,20 +5,28 @@ import re
 import socket
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import pytest
 import yaml
 from places import ROOT
+from servers import LINES
+from tiny_folders import byte_tokenizer
 from tiny_models import random_target, tiny_config
 
 from redrafter_jax import InputError, load_target, save_target
 from redrafter_jax.commands.parser import read_arguments
+from redrafter_jax.commands.serve_alone import make_server
 from redrafter_jax.commands.serve_together import _check_same
 from redrafter_jax.commands.served import fingerprint, load_served
 from redrafter_jax.config.quantization import Quantization
+from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.files.convert import convert
 from redrafter_jax.parallel.links import Follower, Leader
+from redrafter_jax.serving.server import listen
+from redrafter_jax.serving.service import ServedModel
+from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate, PromptFormat
 
 WORDS = ["serve", "--target", "t", "--no-drafter"]
 
@@ -164,3 +172,22 @@ def test_the_fingerprint_of_a_quantized_target_tells_its_formats(tmp_path: Any) 
     kinds = [(folder, dtype) for folder in ("plain", *forms) for dtype in dtypes]
     assert len({told(*kind) for kind in kinds}) == 8
     assert told("int8", "float32") == told("int8", "float32")
+
+
+@pytest.mark.parametrize(("template", "lines"), [(NO_TEMPLATE, 2), (LINES, 1)])
+def test_a_model_without_a_chat_template_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    template: ChatTemplate,
+    lines: int,
+) -> None:
+    monkeypatch.setattr("redrafter_jax.commands.serve_alone.Server", Mock())
+    monkeypatch.setattr("redrafter_jax.commands.serve_alone.signal.signal", Mock())
+    arguments = argparse.Namespace(host="127.0.0.1", api_key=None, log_prompts=False)
+    form = PromptFormat(byte_tokenizer(), template, [], (), [])
+    model = ServedModel("tiny", "fp_tiny", form, 120)
+    with listen("127.0.0.1", 0) as listening:
+        make_server(arguments, ServeConfig(), listening, Mock(), model)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == lines
+    assert "no chat template" in told[-1] or lines == 1

@@ -108,6 +108,7 @@ def test_limited_minutes_are_shared_and_what_they_leave_out_is_said(
     left_out = "; ".join(f"batch size {size}, greedy" for size in [1, 2, 4][len(sizes) :])
     assert left_out
     assert f"No time was left for: {left_out}." in shown
+    assert "Prompts were asked with the chat template: none." in shown
 
 
 @pytest.mark.parametrize("minutes", [1.0, 5.0, 30.0])
