@@ -79,8 +79,8 @@ def find_model(settings: ServeLoadSettings) -> dict[str, Any]:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"No server is ready at url={settings.url} within {_WARM_UP_SECONDS} s "
-            f"({reason}); start one with `redrafter serve`, set url to its address and "
-            "REDRAFTER_API_KEY to its key, or see its log."
+            f"({reason}). If one is running, see its log; otherwise start one with `redrafter "
+            "serve`, and set url to its address and REDRAFTER_API_KEY to its key."
         ) from None
 
 

@@ -64,7 +64,7 @@ class MeasuredWay(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The median speed-up; 0 if no turn could be timed."""
+        """The median speed-up over the timed batches; 0 if no batch could be timed."""
         return self.speedup[1] if self.speedup else 0.0
 
     @property

@@ -50,6 +50,10 @@ def main() -> None:
         compiler = GrammarCompiler(tokenizer.backend_tokenizer, target.config.vocab_size, stops)
         schema = Grammar(json_schema=json.loads(arguments.json_schema.read_text()))
         grammars[", by the schema"] = compiler.compile(schema)
+    if len(prompts) < (most := max(arguments.streams)):
+        raise SystemExit(
+            f"error: {arguments.prompts} has {len(prompts)} prompts; {most} streams need as many."
+        )
     for streams in arguments.streams:
         ways: dict[str, Engine] = {"baseline": _engine(target, None, None, streams)}
         ways["adaptive"] = _engine(target, drafter, table, streams)

@@ -254,7 +254,10 @@ class _Teacher(NamedTuple):
         highest: Float[Array, "B C"],
         settings: LossSettings,
     ) -> "_Teacher":
-        """Build from scores over the draft vocabulary; `normaliser` and `highest` are over V."""
+        """Build a teacher from the target's scores over the draft vocabulary.
+
+        `normaliser` (log-sum-exp of the scores) and `highest` (the highest score) are over V.
+        """
         best = jnp.where(scores.max(axis=-1) == highest, jnp.argmax(scores, axis=-1), -1)
         kept = _keep_top_k(scores, settings.soft_top_k)
         softened = jax.nn.log_softmax(kept / settings.soft_temperature)

@@ -7,14 +7,13 @@ import sys
 
 import jax
 
-from redrafter_jax.commands.served import load_served, warn_if_open
+from redrafter_jax.commands.served import load_served, warn_if_no_chat, warn_if_open
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.parallel.processes import join
 from redrafter_jax.serving.server import Server, listen
 from redrafter_jax.serving.service import ServedModel
-from redrafter_jax.text.chat_template import NO_TEMPLATE
 
 
 def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
@@ -66,6 +65,5 @@ def make_server(
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     log(f"Serving {model.name} at {url}; compiling{where}, ready when /health says so.")
-    if model.format.template is NO_TEMPLATE:
-        log("It has no chat template, so only /v1/completions answers; give --chat-template.")
+    warn_if_no_chat(arguments, model.format)
     return server

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from redrafter_jax.commands.options import find_drafting, load_prompt_format
-from redrafter_jax.commands.served import load_served, warn_if_open
+from redrafter_jax.commands.served import load_served, warn_if_no_chat, warn_if_open
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
@@ -28,7 +28,7 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
     # Report errors in files before any process starts.
     files = open_target(arguments.target)
     find_drafting(arguments, files)
-    load_prompt_format(arguments, files, ["Hello"])
+    warn_if_no_chat(arguments, load_prompt_format(arguments, files, ["Hello"]))
     for option in ("target", "drafter"):
         given = getattr(arguments, option)
         if given is not None and Path(given).exists():  # replicas run in another working folder

@@ -25,7 +25,7 @@ from redrafter_jax.files.target_files import open_target
 from redrafter_jax.models.target import Target
 from redrafter_jax.serving.server import LOOPBACK
 from redrafter_jax.serving.service import ServedModel
-from redrafter_jax.text.chat_template import PromptFormat
+from redrafter_jax.text.chat_template import NO_TEMPLATE, PromptFormat
 from redrafter_jax.text.tool_styles import ToolFormat, tool_format
 
 
@@ -33,6 +33,12 @@ def warn_if_open(arguments: argparse.Namespace) -> None:
     """Warn about a server that can be reached from outside and asks for no key."""
     if arguments.host not in LOOPBACK and arguments.api_key is None:
         log(f"Anyone who can reach {arguments.host} may send requests; --api-key requires a key.")
+
+
+def warn_if_no_chat(arguments: argparse.Namespace, form: PromptFormat) -> None:
+    """Warn about a model without a chat template, unless the options ask for none."""
+    if form.template is NO_TEMPLATE and arguments.chat_template is None:
+        log("No chat template, so only /v1/completions answers; --chat-template names one.")
 
 
 def load_served[Kind: Engine](

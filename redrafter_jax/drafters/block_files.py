@@ -155,7 +155,10 @@ def to_files(config: BlockConfig) -> dict[str, Any]:
 
 
 def stored_name(config: BlockConfig, name: str) -> str:
-    """Map our names (layers.0.attention_norm) to theirs (layers.0.input_layernorm.weight)."""
+    """Map a parameter's name to its name in the published file.
+
+    For example layers.0.attention_norm to layers.0.input_layernorm.weight.
+    """
     del config
     last = "bias" if name.endswith((".bias", "_bias")) else "weight"
     name = name.removesuffix(".kernel").removesuffix(".bias")

@@ -44,7 +44,8 @@ _PerLayer = tuple[Float[Array, "B T K H"], ...]
 class BlockConfig(HeadConfig):
     """Configuration of a DFlash or DSpark head, whose width is the target's.
 
-    `context_layers` are the target layers that are fused.
+    `context_layers` are the target layers whose hidden states the head reads. A sequential (Markov)
+    head corrects the logits of each place by the tokens drafted before it.
 
     Attributes:
       num_layers: number of the head's decoder layers.
@@ -61,8 +62,8 @@ class BlockConfig(HeadConfig):
       rope_scaling: scaling of the rotary frequencies; None for no scaling.
       attention_bias: whether the query, key, value and output projections have a bias.
       markov_rank: width of the sequential head's embedding and state; 0 for no sequential head.
-      markov_head_type: input of the correction: "vanilla" for the previous token, "gated" for the
-        previous token and the place, "rnn" for all previous tokens of the block.
+      markov_head_type: input of the sequential head: "vanilla" for the previous token, "gated" for
+        the previous token and the place, "rnn" for all previous tokens of the block.
       confidence: whether there is a confidence head.
       confidence_with_markov: whether the confidence head also reads the sequential head's
         embedding.

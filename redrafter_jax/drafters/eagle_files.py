@@ -202,7 +202,10 @@ def to_files(config: EagleConfig) -> dict[str, Any]:
 
 
 def stored_name(config: EagleConfig, name: str) -> str:
-    """Map our names (self_attn.q_proj, fc.kernel) to theirs (midlayer.self_attn.q_proj.weight)."""
+    """Map a parameter's name to its name in the published file.
+
+    For example self_attn.q_proj to midlayer.self_attn.q_proj.weight.
+    """
     layer = _LAYERS[config.version]
     name = name.removesuffix(".kernel")
     if name.endswith(".bias"):  # that of `fc`

@@ -275,8 +275,9 @@ class EagleHead(TrainedHead):
     ) -> Float[Array, "B T Y"]:
         """See `TrainedHead`: the layer's outputs of all rounds, concatenated.
 
-        In round i each position reads the true token i + 1 after it, and the head's own output
-        instead of the target's hidden state before that token (arXiv 2503.01840, section 3.2).
+        In round i, position t reads the true token at t + i + 1. In round 0 it reads the target's
+        hidden state at t beside that token; in later rounds its own output of the round before
+        (arXiv 2503.01840, section 3.2).
         """
         positions, scale = positions_in(segments), self.config.layer.attention_scale
         state, embedded = self.fuse(hidden), embedded.astype(self.dtype)

@@ -143,7 +143,10 @@ def _empty(
 def write_texts(
     target: Target, state: DecodeState, rows: Int[Array, " G"], texts: Int[Array, "G S"]
 ) -> DecodeState:
-    """Overwrite the tokens of some rows whose cache is shared; row B is ignored."""
+    """Write the texts of rows whose cache pages are shared, and therefore not read.
+
+    An entry B of `rows`, one past the last row, writes nothing.
+    """
     del target  # only used by `per_shard`, for the mesh
     return state._replace(tokens=state.tokens.at[rows].set(texts, mode="drop"))
 

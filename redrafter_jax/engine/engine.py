@@ -309,8 +309,8 @@ class Engine:
         length, limit = len(request.prompt), request.max_new_tokens
         if length + limit > self._context_length:
             raise InputError(
-                f"The request is for {length} prompt and {limit} new tokens, but slots have room "
-                f"for {self._context_length}; ask for fewer, or give the engine a longer "
+                f"The request is for {limit} new tokens after a prompt of {length}, but slots have "
+                f"room for {self._context_length}; ask for fewer, or give the engine a longer "
                 "context_length."
             )
         if self._queue_limit is not None:

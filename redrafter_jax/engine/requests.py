@@ -92,9 +92,9 @@ def token_lists(prompts: Prompts) -> list[list[int]]:
     """Convert prompts to lists of token ids, one per prompt, without checking the ids.
 
     Args:
-      prompts: a list of lists, of arrays [T] or of dictionaries with such `input_ids`; an array
-        [B T]; or a dictionary with the `input_ids` of one prompt or of all prompts, as returned by
-        a tokenizer of transformers and its `apply_chat_template`.
+      prompts: a list with one item per prompt: a list of ids, an array [T], or a dictionary whose
+        `input_ids` is one of these. Or an array [B T], or one dictionary whose `input_ids` holds
+        one prompt or all prompts, as a tokenizer of transformers returns it.
 
     Raises:
       InputError: a prompt is not a list of integers, or the prompts are padded.
@@ -176,8 +176,8 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
             fewer = f"ask for {room} new ones at most, or " if room > 0 else ""
             asker = f"Row {row} asks" if rows > 1 else "The request is"
             raise InputError(
-                f"{asker} for {len(prompt)} prompt and {limit} new tokens, but the target has "
-                f"{config.position_limit} positions{why}; {fewer}shorten the prompt."
+                f"{asker} for {limit} new tokens after a prompt of {len(prompt)}, but the target "
+                f"has {config.position_limit} positions{why}; {fewer}shorten the prompt."
             )
     stops = stop_lists(config, eos_token_ids, rows)
     for name, tokens in stops:

@@ -52,7 +52,7 @@ def linear(
     """Compute `x @ weight`.
 
     With a quantized weight, the codes are multiplied in x's dtype, which represents them exactly,
-    and the float32 sums are scaled, so that no dequantized weight is created. On Hopper GPUs a
+    and the float32 sums are scaled, so that GPUs create no dequantized weight. On Hopper GPUs a
     kernel does this for weights with several groups; see `grouped_matmul`.
 
     Args:

@@ -78,7 +78,7 @@ class Leader:
                 raise self._lose(number) from None
 
     def agree(self, value: Value) -> Value:
-        """The value, which `Follower.agree` gives in the other processes too."""
+        """Send a value to the other processes, where `Follower.agree` returns it; return it too."""
         self.tell(value)
         return value
 
@@ -159,7 +159,7 @@ class Follower:
         return message
 
     def agree(self, value: Value) -> Value:
-        """What process 0 gives to its `agree`, whatever the value is here."""
+        """Return the value that process 0 gave to `Leader.agree`; this process's own is ignored."""
         del value
         return self.hear()
 
@@ -224,10 +224,13 @@ def listen() -> socket.socket:
 def accept(
     listener: socket.socket, key: bytes, count: int, seconds: float = _PATIENCE
 ) -> dict[int, socket.socket]:
-    """The connections of so many processes that know the key, by number; strangers are left out.
+    """Accept connections until `count` other processes of the job have connected.
+
+    Returns their sockets by process number. Connections that do not prove to know the key are
+    closed.
 
     Raises:
-      InputError: some have not come within so many seconds, whoever else has.
+      InputError: fewer than `count` processes of the job have connected within `seconds`.
     """
     others: dict[int, socket.socket] = {}
     end = time.monotonic() + seconds

@@ -68,7 +68,10 @@ class JsonObject:
         return self._text.read(max(0, end - begin))
 
     def span(self, key: str) -> tuple[int, int] | None:
-        """The indices of a key's value as far as it was read; None if it has not begun."""
+        """Start and end of a key's value in the text read so far; None if it has not begun.
+
+        The end is exclusive; an unfinished value ends where the text ends.
+        """
         begin, end = self._spans.get(key, (None, None))
         return None if begin is None else (begin, self.length if end is None else end)
 

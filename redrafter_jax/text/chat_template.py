@@ -171,7 +171,7 @@ def template_of(
         jinja: str = loaded.get_chat_template() if source is None else source
     except ValueError as error:  # there are several templates and none is the default
         raise InputError(
-            f"The chat template of {name} cannot be chosen: {' '.join(str(error).split())}"
+            f"No chat template could be chosen for {name}: {' '.join(str(error).split())}"
         ) from None
 
     def render(turns: list[Turn], opens: bool, **arguments: Any) -> str:

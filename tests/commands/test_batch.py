@@ -136,8 +136,8 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
         (["--prompts", other], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
         (
             ["--prompts", long, "--output", str(tmp_path / "new")],
-            "long.jsonl, line 1: The request is for 501 prompt and 12 new tokens, but the target "
-            "has 512 positions; ask for 11 new ones at most, or shorten the prompt.",
+            "long.jsonl, line 1: The request is for 12 new tokens after a prompt of 501, but the "
+            "target has 512 positions; ask for 11 new ones at most, or shorten the prompt.",
         ),
     ):
         code, _, told = continue_all(*more)

@@ -183,11 +183,13 @@ def test_a_model_without_a_chat_template_is_told_at_the_start(
 ) -> None:
     monkeypatch.setattr("redrafter_jax.commands.serve_alone.Server", Mock())
     monkeypatch.setattr("redrafter_jax.commands.serve_alone.signal.signal", Mock())
-    arguments = argparse.Namespace(host="127.0.0.1", api_key=None, log_prompts=False)
+    arguments = argparse.Namespace(
+        host="127.0.0.1", api_key=None, log_prompts=False, chat_template=None
+    )
     form = PromptFormat(byte_tokenizer(), template, [], (), [])
     model = ServedModel("tiny", "fp_tiny", form, 120)
     with listen("127.0.0.1", 0) as listening:
         make_server(arguments, ServeConfig(), listening, Mock(), model)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines
-    assert "no chat template" in told[-1] or lines == 1
+    assert ("No chat template" in told[-1]) == (lines == 2)

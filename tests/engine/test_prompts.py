@@ -167,7 +167,10 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"max_new_tokens": [4, 0]}, "max_new_tokens of row 1 is 0; it must be 1 or more"),
         ({"max_new_tokens": "ab"}, "max_new_tokens of row 0 is 'ab'; .* whole number"),
         ({"max_new_tokens": 3.9}, r"max_new_tokens of row 0 is 3\.9; .* whole number"),
-        ({"max_new_tokens": [4, 64]}, "Row 1 asks for 1 prompt and 64 new tokens, but .* 64 posit"),
+        (
+            {"max_new_tokens": [4, 64]},
+            "Row 1 asks for 64 new tokens after a prompt of 1, but .* 64 posit",
+        ),
         (
             {"max_new_tokens": np.array(0)},
             r"max_new_tokens of row 0 is array\(0\); .* whole number",
@@ -191,7 +194,10 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"eos_token_ids": [[1], [24]]}, "eos_token_ids of row 1 holds token 24, outside the voc"),
         # A row that is alone is not counted.
         ({"prompts": [[]]}, "The prompt is empty; "),
-        ({"prompts": [[1]], "max_new_tokens": 64}, "The request is for 1 prompt and 64 new tokens"),
+        (
+            {"prompts": [[1]], "max_new_tokens": 64},
+            "The request is for 64 new tokens after a prompt of 1",
+        ),
         ({"prompts": [[1]], "sampling": 0.7}, r"sampling is 0\.7; give a SamplingConfig"),
     ],
 )

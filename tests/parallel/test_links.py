@@ -232,7 +232,7 @@ def test_who_does_not_come_is_named() -> None:
     with listen() as listener:
         port = listener.getsockname()[1]
         with ThreadPoolExecutor() as pool:
-            accepted = pool.submit(accept, listener, KEY, 3, 1.0)
+            accepted = pool.submit(accept, listener, KEY, 3, 5.0)
             with (
                 closing(reach("localhost", port, KEY, 2)),
                 pytest.raises(InputError, match="processes 1, 3 of this job none connected"),

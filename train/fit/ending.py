@@ -98,8 +98,11 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
     if pays:
         then = f"the table beside the head, {TREE_TABLE}, says where it is used"
     elif first.kind == "too little data":
+        template = plan.asked.chat_template
+        asked = f" with chat_template={shlex.quote(template)}" if template else ""
         then = (
-            "`eval compare` measures the head on prompts of your own, until then decode without it"
+            f"`eval compare`{asked} measures the head on prompts of your own, until then decode "
+            "without it"
         )
     elif larger:
         then = (
