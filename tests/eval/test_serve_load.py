@@ -144,7 +144,7 @@ def test_where_no_server_is_the_way_out_is_told(tmp_path: Path) -> None:
         evaluate(words(tmp_path, "http://127.0.0.1:9"))
     with (
         serving(FakeEngine(), api_key="key") as base,
-        pytest.raises(InputError, match=r"'401 Unauthorized' for url '\S*'\); .* REDRAFTER"),
+        pytest.raises(InputError, match=r"'401 Unauthorized' for url '\S*'\)\. .* REDRAFTER"),
     ):
         evaluate(words(tmp_path, base))
 
