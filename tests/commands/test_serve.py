@@ -22,9 +22,10 @@ from redrafter_jax.commands.serve_together import _check_same
 from redrafter_jax.commands.served import fingerprint, load_served
 from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.config.serving import ServeConfig
+from redrafter_jax.engine.engine import Engine
 from redrafter_jax.files.convert import convert
 from redrafter_jax.parallel.links import Follower, Leader
-from redrafter_jax.serving.server import listen
+from redrafter_jax.serving.server import Server, listen
 from redrafter_jax.serving.service import ServedModel
 from redrafter_jax.text.chat_template import NO_TEMPLATE, ChatTemplate, PromptFormat
 
@@ -181,7 +182,9 @@ def test_a_model_without_a_chat_template_is_told_at_the_start(
     template: ChatTemplate,
     lines: int,
 ) -> None:
-    monkeypatch.setattr("redrafter_jax.commands.serve_alone.Server", Mock())
+    monkeypatch.setattr(
+        "redrafter_jax.commands.serve_alone.Server", Mock(return_value=Mock(spec=Server))
+    )
     monkeypatch.setattr("redrafter_jax.commands.serve_alone.signal.signal", Mock())
     arguments = argparse.Namespace(
         host="127.0.0.1", api_key=None, log_prompts=False, chat_template=None
@@ -189,7 +192,7 @@ def test_a_model_without_a_chat_template_is_told_at_the_start(
     form = PromptFormat(byte_tokenizer(), template, [], (), [])
     model = ServedModel("tiny", "fp_tiny", form, 120)
     with listen("127.0.0.1", 0) as listening:
-        make_server(arguments, ServeConfig(), listening, Mock(), model)
+        make_server(arguments, ServeConfig(), listening, Mock(spec=Engine), model)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines
     assert ("No chat template" in told[-1]) == (lines == 2)
