@@ -58,7 +58,7 @@ def add_models(command: argparse.ArgumentParser) -> None:
 
 
 def add_template_name(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
-    """Add the option that names the chat template; with `or_none` it may be "none"."""
+    """Add the option that names the chat template; with `or_none` the template may be "none"."""
     command.add_argument(
         "--chat-template",
         metavar="NAME",
