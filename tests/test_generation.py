@@ -97,8 +97,8 @@ def test_conversations_and_texts_are_prompts_with_a_tokenizer(
 @pytest.mark.parametrize(
     ("prompts", "tokenizer", "sentence"),
     [
-        (TURNS, None, r"for conversations and texts give tokenizer=load_tokenizer\(target\)"),
-        (["ab"], None, r"for conversations and texts give tokenizer=load_tokenizer\(target\)"),
+        (TURNS, None, r"which only a tokenizer can read; give tokenizer=load_tokenizer\(target\)"),
+        (["ab"], None, r"which only a tokenizer can read; give tokenizer=load_tokenizer\(target\)"),
         (TURNS, "gpt2", "tokenizer is 'gpt2'; give what load_tokenizer returns"),
         (TURNS, line_tokenizer("{{ raise_exception('no') }}"), "refuses the turns: no"),
         (TURNS, line_tokenizer("{% if %}"), "is not valid Jinja at line 1"),

@@ -200,7 +200,7 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
         ({"stop_strings": [["x"]]}, r"^stop_strings has 1 entries for 2 prompts; give one value"),
         (
             {"stop_strings": [["x"], "y"]},
-            r"^stop_strings of row 1 is 'y'; if one row has a list, give",
+            r"^stop_strings of row 1 is 'y', but another row has a list; give",
         ),
         ({"stop_strings": [[1], [2]]}, r"^stop_strings of row 0 is \[1\]; it must hold strings"),
         ({"stop_strings": "x"}, r"^stop_strings is 'x'; give a list of strings"),

@@ -150,9 +150,12 @@ def test_what_does_not_go_together_is_refused() -> None:
     asked: dict[str, Any] = requests()
     other = GrammarCompiler(end_tokenizer(), 999, [END]).compile(Grammar(SCHEMA))
     for changes, words in (
-        ({"eos_token_ids": [5]}, "end tokens are not all among its stop tokens"),
+        ({"eos_token_ids": [5]}, "its stop tokens lack some tokens that end"),
         ({"grammars": other}, "grammar is over 999 tokens, but the target has 257"),
-        ({"sampling": SamplingConfig(min_tokens=3)}, "min_tokens is 3, but a grammar decides"),
+        (
+            {"sampling": SamplingConfig(min_tokens=3)},
+            "min_tokens is 3, but the request has a grammar",
+        ),
         ({"grammars": [Grammar(SCHEMA)] * 4}, "give tokenizer=load_tokenizer"),
         ({"grammars": [compiled(Grammar(SCHEMA))]}, "grammars has 1 entries for 4 prompts"),
     ):

@@ -1,4 +1,4 @@
-"""The acceptance rule: keep the nodes whose tokens the target chooses itself."""
+"""The acceptance rule: keep the nodes whose tokens the target would have chosen itself."""
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,14 @@ def decide(
 ) -> tuple[Int[Array, "B N"], Accepted]:
     """Return the target's choice at every node, and the path of nodes that match its choices.
 
-    The rule is the same for greedy and sampled rows, with and without a tree; prefill uses it for
-    the first token after a prompt.
+    The rule is the same for greedy and for sampled rows, and for a tree of any shape. Prefill
+    applies it to a tree of one node, to choose the first token after a prompt.
 
     Args:
       tree: the verified tree.
       logits: the target's scores of the token after each node; on a mesh possibly a shard of V.
-      noise: noise of the P positions after the root, from `draw_noise`.
-      sampling: sampling settings of the rows, with their adjustment and mask, if any.
+      noise: noise at the P positions after the root, from `draw_noise`.
+      sampling: sampling settings of the rows; their `adjustment` and `allowed` may be None.
     """
     if sampling.adjustment is not None:
         logits = adjust_nodes(logits, tree, sampling.adjustment)
@@ -50,10 +50,10 @@ def choose_tokens(
     noise: Float[Array, "B P V"],
     sampling: Sampling,
 ) -> Int[Array, "B N"]:
-    """Return the target's next token at every node; see `decide`.
+    """Return the target's next token at every node; see `decide` for the arguments.
 
-    A node at depth d uses noise[:, d]. The choice is `NO_CHOICE` if the scores are NaN or infinite,
-    which the host sees among the tokens.
+    A node at depth d uses noise[:, d]. If the scores are NaN or infinite, the choice is
+    `NO_CHOICE`. The host recognises this value among the new tokens and ends the request.
     """
     V = noise.shape[-1]
 
@@ -99,15 +99,15 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
 
 
 def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
-    """Return which tokens end their row; `NO_CHOICE` always does."""
+    """Return whether each token ends its row: `NO_CHOICE` and the stop tokens do."""
     stops = (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
     return stops | (tokens == NO_CHOICE)
 
 
 def _argmax(scores: Float[Array, "B N part"], V: int) -> Int[Array, "B N"]:
-    """Return the lowest index of the maximum over all V; `NO_CHOICE` if it is not finite.
+    """Return the lowest index of the maximum over all V; `NO_CHOICE` if the maximum is not finite.
 
-    This is `argmax` as two reductions, which XLA for CPUs can vectorise.
+    This is `argmax` written as two reductions, because XLA for CPUs can vectorise these.
     """
     top = jnp.max(scores, axis=-1, keepdims=True)
     # NaN becomes infinity first: the maximum of NaN and a number may differ between devices.
@@ -136,7 +136,10 @@ def _argmax_of_parts(highest: _Highest, V: int) -> Int[Array, "B N"]:
 
 
 def _higher(one: Pair, other: Pair) -> Pair:
-    """Join two (score, index) pairs: the higher score, then the lower index; no score is NaN."""
+    """Return the better of two (score, index) pairs: the higher score, then the lower index.
+
+    No score is NaN.
+    """
     (score, at), (other_score, other_at) = one, other
     ahead = (score > other_score) | ((score == other_score) & (at < other_at))
     return jnp.where(ahead, score, other_score), jnp.where(ahead, at, other_at)

@@ -30,9 +30,10 @@ class EarlyExit(NamedTuple):
 
     Attributes:
       tokens: the X most likely tokens after each node, most likely first.
-      log_probs: their log-probabilities, including the noise with which the target will choose.
-      hidden: replacement for the hidden states of all layers; of width 0 for a drafter that reads
-        tokens only.
+      log_probs: log-probabilities of `tokens`, after adding the noise with which the target will
+        choose.
+      hidden: hidden states after the first layers, which stand in for the hidden states of all
+        layers; of width 0 for a drafter that reads tokens only.
     """
 
     tokens: Int[Array, "B N X"]
@@ -45,7 +46,8 @@ class DrafterRows(NamedTuple):
 
     Attributes:
       own: the drafter's state.
-      cache: the drafter's layers; the pages of the texts are followed by those of the outcomes.
+      cache: keys and values of the drafter's own layers; the pages of the outcomes follow those of
+        the texts.
       tokens: decided tokens, garbage past them; the root is at index `cache.lengths`.
       speculates: whether trees are drafted for the row.
       sampling: sampling settings of the rows.
@@ -69,8 +71,8 @@ class Outcomes(NamedTuple):
     """M guessed outcomes of a step for each row.
 
     Attributes:
-      nodes: the last accepted node.
-      tokens: the token after it.
+      nodes: index of the last accepted node.
+      tokens: the token that the target chooses after this node.
     """
 
     nodes: Int[Array, "B M"]
@@ -86,12 +88,12 @@ def exit_early(
     most: int,
     context_layers: tuple[int, ...] | None,
 ) -> EarlyExit:
-    """Return the target's choices after each node as if the computed layers were all its layers.
+    """Return the tokens that the target would choose if the computed layers were all its layers.
 
     Args:
       decoder: the target.
       begun: the target's pass over the tree, after its first layers.
-      tree: the tree.
+      tree: the tree that the target verifies.
       noise: noise of the P positions after the root.
       sampling: sampling settings of the rows.
       most: X, number of guessed tokens per node.
@@ -109,16 +111,20 @@ def exit_early(
 
 
 def exit_width(mirror: MirrorConfig, tree: TreeConfig, vocab_size: int) -> int:
-    """Return X, the number of guesses that leaves k tokens per node that are not its children."""
+    """Return X, the number of tokens to guess per node.
+
+    X is large enough that at least k = `MirrorConfig.candidates` guesses are not children of the
+    node.
+    """
     return min(mirror.candidates + tree.extensions + (tree.lookup_tokens > 0), vocab_size)
 
 
 def guess_outcomes(tree: TokenTree, guessed: EarlyExit, candidates: int, count: int) -> Outcomes:
     """Return the M most likely outcomes among the k most likely next tokens of each node.
 
-    The likelihood of an outcome is that of reaching its node, times that of its token. A node whose
-    token was not guessed gets the probability that the guesses leave, at most that of the last
-    guess.
+    The likelihood of an outcome is the probability of reaching its node times the probability of
+    its token. If the token of a node was not guessed, the node gets the probability that the
+    guesses leave over, but no more than the probability of the least likely guess.
     """
     B, N = tree.tokens.shape
 
@@ -156,19 +162,20 @@ def draft_ahead(
 ) -> tuple[DrafterRows, TokenTree]:
     """Draft the next tree for every outcome, as a batch of B * M rows grouped by row.
 
-    The paths are read into separate pages; the texts' pages do not change.
+    Each outcome's path is read into separate pages, so the pages of the texts do not change.
 
     Args:
       decoder: the target, of which the embedding, final norm and vocabulary projection are used.
       drafter: the drafter.
       rows: the drafter's rows.
       tree: the tree that the target verifies.
-      guessed: guesses whose hidden states replace the target's.
+      guessed: guesses of the target; their hidden states stand in for the hidden states after all
+        layers.
       outcomes: outcomes to draft for.
       config: the shape of the trees.
 
     Returns:
-      The rows, whose cache has been written to, and the trees.
+      The rows, whose cache now holds the paths of the outcomes, and the drafted trees.
     """
     M, P = outcomes.nodes.shape[1], config.max_path
     decided, depth = assume(tree, guessed.hidden, outcomes, rows.cache.lengths, P)
@@ -210,7 +217,7 @@ def assume(
     lengths: Int[Array, " B"],
     max_path: int,
 ) -> tuple[Decided, Int[Array, " BM"]]:
-    """Return the decided tokens of each outcome, as B * M rows, and the depth of their nodes."""
+    """Return the tokens that each outcome decides, as B * M rows, and the depth of its node."""
     nodes, M, places = outcomes.nodes, outcomes.nodes.shape[1], jnp.arange(max_path)
     depth = jnp.take_along_axis(tree.depth, nodes, axis=1)
     above = jnp.take_along_axis(tree.mask, nodes[..., None], axis=1)
@@ -230,15 +237,15 @@ def assume(
 
 
 def forked_pages(max_path: int) -> int:
-    """Return the number of pages over which the P tokens of an outcome may spread."""
+    """Return the maximum number of pages over which the P tokens of an outcome can spread."""
     return 1 + (PAGE + max_path - 2) // PAGE
 
 
 def fork_pages(cache: KVCache, count: int, max_path: int) -> KVCache:
-    """Return the cache of each row's M outcomes, which share the row's pages before its last one.
+    """Return the cache of each row's M outcomes, which share all pages of the row but its last one.
 
-    From the row's last page on, outcomes use pages at the end of the cache; the first of these
-    starts as a copy of the row's last page.
+    Each outcome has pages of its own at the end of the cache. The first of them starts as a copy of
+    the row's last page, because the outcome writes to the rest of that page.
     """
     B, width = cache.table.shape
     table, span = jnp.repeat(cache.table, count, axis=0), forked_pages(max_path)
@@ -262,13 +269,13 @@ def fork_pages(cache: KVCache, count: int, max_path: int) -> KVCache:
 def pick(
     trees: TokenTree, outcomes: Outcomes, last: Int[Array, " B"], root: Int[Array, " B"]
 ) -> tuple[TokenTree, Bool[Array, " B"]]:
-    """Return each row's tree for the outcome that occurred, and whether there is one.
+    """Return each row's tree for the outcome that occurred, and whether it was drafted.
 
     Args:
       trees: trees from `draft_ahead`.
       outcomes: the guessed outcomes.
       last: the last accepted node.
-      root: the target's choice after it.
+      root: the token that the target chose after `last`.
     """
     B, M = outcomes.nodes.shape
     fits = (outcomes.nodes == last[:, None]) & (outcomes.tokens == root[:, None])

@@ -14,22 +14,24 @@ from redrafter_jax.models.target import Decoder
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import Decided, KVCache, Sampling
 
-# Tokens of a chunk. A GPU reads every weight once per chunk, in the time that an H200 needs to
-# multiply it by some 200 tokens (990 TFLOP/s over 4.8 TB/s at two bytes); the kernel's block is
-# 256. A CPU's time grows with the number of tokens, padding included.
+# Tokens of a chunk. A GPU reads every weight once per chunk. In the time of this read, an H200 can
+# multiply the weight by about 200 tokens (990 TFLOP/s over 4.8 TB/s, two bytes per weight); the
+# kernel's block is 256. On a CPU the time grows with the number of tokens, padding included, so
+# chunks are short.
 _CHUNK = {"cpu": 64}
 _CHUNK_ELSEWHERE = 256
 
 
 def chunk_length() -> int:
-    """Return C, the number of tokens of a chunk on this platform."""
+    """Return C, the number of tokens in a chunk of a prompt, on this platform."""
     return _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE)
 
 
 def lookahead(drafter: Drafter) -> int:
-    """Return the number of tokens after a cached token that its entries also depend on.
+    """Return how many tokens after a token its cache entries also depend on.
 
-    It is 1 for a drafter with layers of its own, whose entry at a token depends on the next token.
+    It is 1 for a drafter with layers of its own, because the entry of such a layer at a token
+    depends on the next token as well; otherwise it is 0.
     """
     return 0 if drafter.cache is None else 1
 
@@ -39,7 +41,7 @@ class ReadChunk(NamedTuple):
 
     Attributes:
       own: the drafter's state.
-      cache: the cache with the chunk's entries.
+      cache: the cache, to which the keys and values of the chunk have been added.
       root: the first new token of rows whose prompt ends in the chunk; garbage for other rows.
       logits: the target's scores from which `root` was chosen; on a mesh possibly a shard of V.
       hidden: the target's hidden states at the tokens of the chunk, as in `Decided`.
@@ -67,8 +69,10 @@ def read_chunk(
       decoder: the target.
       drafter: the drafter, which reads the same tokens.
       own: the drafter's state.
-      cache: the cache, whose lengths are the start of the chunk; it must have room for the chunk.
-      tokens: the C tokens and the token after them; arbitrary past the end of a prompt.
+      cache: the cache, with room for the chunk; its `lengths` are the positions at which the chunk
+        starts.
+      tokens: the C tokens of the chunk and the token after them; arbitrary past the end of a
+        prompt.
       lengths: number of prompt tokens; for a row that reads nothing, the number of cached tokens.
       sampling: sampling settings of the rows.
     """

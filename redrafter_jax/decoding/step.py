@@ -30,13 +30,14 @@ from redrafter_jax.types import (
 def decode_step(
     target: Target, drafter: Drafter, state: DecodeState, *, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace]:
-    """Run one decode step by itself; loops use `verified_step`.
+    """Run one decode step as a program of its own; code within a program calls `verified_step`.
 
     Args:
       target: the target model.
       drafter: the drafter, checked for this target.
       state: the state from `read_rows` with this drafter, or from the previous step.
-      tree: the shape of the tree; None is the root alone, as in autoregressive decoding.
+      tree: the shape of the tree; with None, the tree is only the root, as in autoregressive
+        decoding.
     """
     state, trace, _ = verified_step(target.merge(), drafter, state, tree)
     return state, trace
@@ -48,10 +49,10 @@ def verified_step(
     """Run one decode step within a compiled program: propose, verify, finish, read the path.
 
     Args:
-      decoder: the merged target.
+      decoder: the target, as returned by `Target.merge`.
       drafter: the drafter, checked for this target.
       state: the state after reading a prompt, or after the previous step.
-      tree: the shape of the tree; None is the root alone.
+      tree: the shape of the tree; with None, the tree is only the root.
 
     Returns:
       The state after the step, its outcome, and the target's outputs over the tree.
@@ -66,7 +67,7 @@ def verified_step(
 
 
 def as_asked(state: DecodeState) -> DecodeState:
-    """Return the state with length 0 for finished rows, so that attention skips them."""
+    """Return the state with length 0 for rows that are done, so that attention skips them."""
     lengths = jnp.where(state.done, 0, state.cache.lengths)
     return state._replace(cache=state.cache._replace(lengths=lengths))
 
@@ -80,16 +81,18 @@ def decide_step(
     noise: Float[Array, "B P V"],
     nodes: Int[Array, " M"] | None = None,
 ) -> tuple[DecodeState, StepTrace, Verified]:
-    """Run the part of a step after the proposal; returns what `verified_step` does.
+    """Run the part of a step after the proposal: verify the tree, finish the step, read the path.
+
+    Returns the same as `verified_step`.
 
     Args:
-      decoder: the merged target.
+      decoder: the target, as returned by `Target.merge`.
       drafter: the drafter.
       state: the state before the step.
-      cache: the cache of `as_asked(state)`.
+      cache: the cache of `as_asked(state)`, in which rows that are done have length 0.
       drafted: the proposed tree.
       noise: noise from `step_noise`.
-      nodes: as in `verify`.
+      nodes: indices of the nodes to verify, as in `verify`.
     """
     verified = verify(decoder, drafted, cache, drafter.layers(decoder.config), nodes)
     after, trace = finish(decoder, state, drafted, verified, noise)
@@ -97,7 +100,7 @@ def decide_step(
 
 
 def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:
-    """Return the noise of the P positions after the root."""
+    """Return the noise at the P positions after the root, from `draw_noise`."""
     return draw_noise(state.sampling, state.cache.lengths + 1, max_path, vocab_size)
 
 
@@ -108,7 +111,7 @@ def propose(
     noise: Float[Array, "B P V"],
     tree: TreeConfig | None,
 ) -> TokenTree:
-    """Return the drafter's tree, with the nodes of prompt lookup, for a decode state."""
+    """Return the drafter's tree for a decode state; nodes of prompt lookup are added to it."""
     if tree is None:
         return root_tree(state.root)
     view = View(state.tokens, state.cache.lengths, state.root, state.sampling)
@@ -127,16 +130,18 @@ def draft(
     noise: Float[Array, "B P V"],
     tree: TreeConfig,
 ) -> TokenTree:
-    """Return the drafter's tree from the drafter's own state, layers and view of the rows.
+    """Return the tree that a drafter proposes, with the nodes of prompt lookup.
 
-    Called by `propose`, and by mirror decoding, where the drafter runs without the decode state.
+    `propose` calls this with the drafter's part of the decode state. Mirror decoding calls it with
+    the drafter's rows, because there the drafter runs without the decode state.
     """
     asked = tree.without_lookup
     drafted = drafter.propose(decoder, own, cache, view, noise[:, : asked.max_path], asked)
     if tree.lookup_tokens:
         from redrafter_jax.drafters.lookup import look_up
 
-        # Long enough to add C nodes even if the drafter's tree has the first tokens of the chain.
+        # The drafter's tree may already hold the first tokens of the chain, up to its own depth.
+        # The chain is longer by this depth, so that C nodes can be added all the same.
         looked_up = look_up(view, tree.draft_rounds + tree.lookup_tokens)
         drafted = merge_trees(drafted, looked_up, tree.lookup_tokens)
     return pad_nodes(drafted, speculates[:, None] | (drafted.depth == 0))
@@ -149,9 +154,10 @@ def verify(
     context_layers: tuple[int, ...] = (),
     nodes: Int[Array, " M"] | None = None,
 ) -> Verified:
-    """Run one target pass over the tree, or over its `nodes` if they come from `share_nodes`.
+    """Run one target pass over the tree; the cache is only read.
 
-    The cache holds the tokens before the root, and is only read.
+    The cache holds the tokens before the root. If `nodes` is given, by `share_nodes`, the pass
+    computes only these M nodes of the whole batch.
     """
     target_layers, _ = split_layers(cache, decoder.config)
     return decoder.tree_forward(tree, target_layers, context_layers, nodes)
@@ -194,7 +200,9 @@ def finish(
     verified: Verified,
     noise: Float[Array, "B P V"],
 ) -> tuple[DecodeState, StepTrace]:
-    """Accept a path and commit it to the cache; a row ends at its stop token or its limit.
+    """Accept a path, and write its keys and values to the cache.
+
+    A row ends where the path reaches a stop token or the row's limit.
 
     Returns:
       The state after the step, before the drafter reads the path, and the step's outcome.
@@ -232,7 +240,7 @@ def finish(
 def _write(
     rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
 ) -> Shaped[Array, "B S"]:
-    """Write fresh entries into the rows from `start` on; there is room for them."""
+    """Write fresh entries to the rows from `start` on; the rows must have room for them."""
     own = jnp.arange(len(rows))[:, None]
     places = start[:, None] + jnp.arange(fresh.shape[1])
     return rows.at[own, places].set(fresh, mode="drop", unique_indices=True)

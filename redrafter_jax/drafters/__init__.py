@@ -1,1 +1,1 @@
-"""Drafters: `base` defines the interface, `kinds` registers kinds with weights."""
+"""Drafters: `base` defines the interface, and `kinds` lists the drafters that have weights."""

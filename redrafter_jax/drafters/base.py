@@ -45,9 +45,10 @@ LoadedHead = Model[Any, Any]
 class Drafter(ABC):
     """The interface of a drafter.
 
-    `own`, the state between two calls, may depend on the last decided token only; everything kept
-    of earlier tokens is in the drafter's layers of the cache. This allows texts to share a cached
-    prefix: `own` is `empty` when a request's first chunk is read, even if that starts above 0.
+    `own` is the drafter's state between two calls. It may depend on the last decided token only;
+    what the drafter keeps of earlier tokens is in its own layers of the cache. This lets texts
+    share a cached prefix: when the first chunk of a request is read, `own` is `empty`, even if the
+    chunk starts after a cached prefix.
     """
 
     @property
@@ -56,7 +57,7 @@ class Drafter(ABC):
         """The name of the drafter in reports."""
 
     def layers(self, target: TargetConfig) -> tuple[int, ...]:
-        """Indices of the target layers whose outputs `read` gets besides the last hidden state."""
+        """Indices of the target layers whose outputs `read` gets beside the last hidden state."""
         del target
         return ()
 
@@ -76,9 +77,9 @@ class Drafter(ABC):
         return True
 
     def apart(self) -> "Drafter":
-        """The drafter for devices that do not hold the target's layers of the cache.
+        """The drafter in a form that needs no target layers of the cache, for other devices.
 
-        A drafter that attends to these layers returns one with layers of its own.
+        A drafter that attends to the target's layers returns a drafter with layers of its own.
         """
         return self
 
@@ -89,19 +90,22 @@ class Drafter(ABC):
 
     @property
     def default_tree(self) -> TreeConfig | None:
-        """The default tree; None is the root alone."""
+        """The default shape of the trees; None if a tree is only the root."""
         return TreeConfig()
 
     def check(self, target: TargetConfig) -> None:
-        """Raise an error for a target that does not fit; checks `layers` by default."""
+        """Refuse a target that does not fit the drafter; by default only `layers` is checked."""
         check_context_layers(target, self.layers(target), "The drafter's context_layers")
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for a tree that cannot be drafted; `tree` has no `lookup_tokens`."""
+        """Refuse a tree that the drafter cannot draft; `tree` has no `lookup_tokens`."""
         del tree
 
     def prepare(self, lender: Lender) -> "Drafter":
-        """Return the drafter with what it borrows from the target, gathered once per engine."""
+        """Return the drafter with the parameters that it borrows from the target.
+
+        The engine calls this once, so that the parameters are gathered only once.
+        """
         del lender
         return self
 
@@ -115,16 +119,16 @@ class Drafter(ABC):
     ) -> tuple[Any, KVCache]:
         """Read decided tokens: a chunk of a prompt, or the accepted path of a step.
 
-        This is the only writer of the drafter's layers in the cache; rejected drafts never enter
-        them. After a preemption, a text is read again from the start of a page.
+        Only this method writes the drafter's layers of the cache, so tokens of rejected nodes never
+        enter them. After a preemption, a text is read again from the start of a page.
 
         Args:
-          target: the target, for its embedding.
+          target: the target, whose embedding the drafter may use.
           own: the state before these tokens.
-          cache: the drafter's own layers, whose entries below `decided.start` are those of the same
-            text. `lengths` are `decided.start`; the `lengths` of the result are ignored. The entry
-            at position i may depend on the token at i + 1.
-          decided: the tokens. A row with `count` 0 must keep its state.
+          cache: the drafter's own layers. `lengths` are `decided.start`, and the entries before it
+            are those of the same text. The entry at position i may depend on the token at i + 1.
+            The `lengths` of the returned cache are ignored.
+          decided: the tokens. A row whose `count` is 0 must keep its state.
 
         Returns:
           The state after these tokens, and the cache with their entries.
@@ -147,20 +151,20 @@ class Drafter(ABC):
         The engine calls this method on the result of `prepare`. On a mesh, all arrays are shards.
 
         Args:
-          target: the target, for its embedding and vocabulary projection.
-          own: the state, from `read`.
-          cache: the `target_layers` followed by the drafter's own layers, with an entry for each
-            decided token but the root.
-          view: the rows.
+          target: the target, whose embedding and vocabulary projection the drafter may use.
+          own: the state that `read` returned.
+          cache: the first `target_layers` layers of the target, followed by the drafter's own
+            layers. Every decided token but the root has an entry.
+          view: the rows to draft for.
           noise: the noise with which the target will choose the P tokens after the root.
           tree: the shape of the tree, static, without `lookup_tokens`; P is its `max_path`.
         """
 
 
 def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
-    """Raise an error unless the layers ascend from 0 and lie below the target's last layer.
+    """Refuse layers that do not ascend from 0 or do not lie below the target's last layer.
 
-    `name` is what the error message calls the layers.
+    `name` is the name of the layers in the error.
     """
     last = target.num_hidden_layers - 1
     for before, layer in pairwise((-1, *layers)):
@@ -168,15 +172,15 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
             raise InputError(f"{name} {out_of_order('layers', layer, before)}, counted from 0.")
         if layer >= last:
             raise InputError(
-                f"{name} holds {layer}; the target has {last + 1} layers, counted from 0, of which "
-                f"the last, {last}, is always read: name lower ones."
+                f"{name} holds {layer}; the last layer of this target is {last} and is always "
+                "read, so name lower layers."
             )
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RootOnly(Drafter):
-    """No drafter: the tree is the root alone, as in autoregressive decoding."""
+    """A drafter that drafts nothing: a tree is only the root, as in autoregressive decoding."""
 
     @property
     def name(self) -> str:
@@ -200,7 +204,7 @@ class RootOnly(Drafter):
 
 
 def check_drafting(target: TargetConfig, drafter: Drafter, tree: TreeConfig | None) -> None:
-    """Raise an error if a drafter does not fit the target, or cannot draft the tree."""
+    """Refuse a drafter that does not fit the target, or cannot draft the tree."""
     drafter.check(target)
     if tree is not None:
         drafter.check_tree(tree.without_lookup)
@@ -208,7 +212,7 @@ def check_drafting(target: TargetConfig, drafter: Drafter, tree: TreeConfig | No
 
 
 def check_reach(target: TargetConfig, tree: TreeConfig) -> None:
-    """Raise an error if the tree is deeper than the target has positions."""
+    """Refuse a tree that is deeper than the target's number of positions."""
     if tree.max_path > target.position_limit:
         lookup = f" and lookup_tokens {tree.lookup_tokens}" if tree.lookup_tokens else ""
         raise InputError(
@@ -218,14 +222,14 @@ def check_reach(target: TargetConfig, tree: TreeConfig) -> None:
 
 
 def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
-    """Return the `Drafter` for any kind of drafter argument.
+    """Return the `Drafter` for any value that users may pass as a drafter.
 
     Args:
       drafter: a head or a model, from `load_drafter` or `load_target`; a `Drafter` such as
         `PromptLookup()`; or None for autoregressive decoding.
 
     Raises:
-      InputError: the argument is something else.
+      InputError: the argument is none of these.
     """
     if drafter is None:
         return RootOnly()
@@ -248,29 +252,29 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
 
 
 def check_pair(target: TargetConfig, drafter: object, tree: TreeConfig) -> None:
-    """Raise an error if a drafter does not fit the target, or cannot draft the tree.
+    """Refuse a drafter that does not fit the target, or cannot draft the tree.
 
-    `drafter` is the configuration of a drafter with weights, which need not be loaded yet.
+    `drafter` is the configuration of a drafter with weights; the weights need not be loaded yet.
     """
     check_drafting(target, outline(drafter), tree)
 
 
 def outline(config: object) -> Drafter:
-    """Return the drafter of a configuration without weights, for its properties and checks."""
+    """Return the drafter of a configuration, without weights, to read properties and run checks."""
     return as_drafter(Model(config, nnx.split(nnx.Module())[0], nnx.State({})))
 
 
 def bind_drafter(
     drafter: LoadedHead | Drafter | None, tree: TreeConfig | None = None
 ) -> tuple[Drafter, TreeConfig | None]:
-    """Return the drafter to use, and the tree that it drafts.
+    """Return the drafter to use, and the shape of the trees that it drafts.
 
     Args:
-      drafter: as in `as_drafter`.
+      drafter: any value that `as_drafter` takes.
       tree: the shape of the trees; None is the drafter's default.
 
     Raises:
-      InputError: `drafter` or `tree` has the wrong type, or there is a tree but no drafter.
+      InputError: `drafter` or `tree` has the wrong type, or `tree` is given without a drafter.
     """
     bound = as_drafter(drafter)
     if tree is None:

@@ -25,7 +25,7 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 class BlockDrafter(HeadDrafter):
     """Drafts with a DFlash or DSpark head.
 
-    Its whole state is in its layers of the cache.
+    The drafter has no state besides its layers of the cache.
     """
 
     @property
@@ -43,16 +43,16 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """A chain of the whole block, as in the authors' code."""
+        """A chain as long as the block, which is what the authors' code drafts."""
         return TreeConfig(beam_width=1, draft_rounds=self.config.places)
 
     def check(self, target: TargetConfig) -> None:
-        """Raise an error for a target that does not fit, or a mesh that cannot split the head."""
+        """Refuse a target that does not fit, or a mesh that cannot split the head."""
         super().check(target)
         if target.scaled_embeddings:
             raise InputError(
-                "The target scales its embeddings, and programs differ on whether a DFlash or "
-                "DSpark head reads them scaled; use a head of another kind."
+                "The target scales its embeddings, and programs disagree on whether a DFlash or "
+                "DSpark head reads scaled embeddings; use a head of another kind."
             )
         if self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "head")
@@ -64,7 +64,7 @@ class BlockDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Any, cache: KVCache, decided: Decided
     ) -> tuple[Any, KVCache]:
-        """Append keys and values of decided tokens, each computed from its own hidden states."""
+        """Append keys and values of decided tokens, computed from the target's hidden states."""
         del target
         positions = decided.start[:, None] + jnp.arange(decided.tokens.shape[1])
         remembered = self.model.merge().remember(decided.hidden, positions)
@@ -97,8 +97,8 @@ class BlockDrafter(HeadDrafter):
     ) -> tuple[Advance, Grown]:
         """Return the `Advance` of the head, and the state before the first round.
 
-        Arguments are those of `propose`. The block is filled and scored here in one pass; a beam's
-        state is that of the sequential head.
+        The arguments are those of `propose`. The layers fill and score the block here, in one pass.
+        The state of a beam is the state of the sequential head.
         """
         head, rounds = self.model.merge(), tree.draft_rounds
         scale = head.config.layer.attention_scale
@@ -126,10 +126,11 @@ class BlockDrafter(HeadDrafter):
 
 
 def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Count the reads: the layers once per block, the sequential head's projections every round.
+    """Count the weights that drafting one tree reads, for cost estimates.
 
-    Rows of the sequential head's embedding are not counted. Decided tokens read `fc`, and the
-    query, key and value projections of the layers.
+    The layers are read once per block, and the projections of the sequential head in every round.
+    Rows of the sequential head's embedding are not counted. For decided tokens, `fc` and the query,
+    key and value projections of the layers are read.
     """
     rounds = tree.draft_rounds
     weights, reading = [], [params["fc"], params["hidden_norm"]]

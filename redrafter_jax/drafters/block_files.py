@@ -30,8 +30,8 @@ _NESTED = "dflash_config"
 _LAYER_IDS = "target_layer_ids"
 _INPUT_IDS = "aux_hidden_state_layer_ids"
 _FROM_ANCHOR = "sample_from_anchor"
-# `architectures` in z-lab's files and in DeepSpec's, and whether the root's place predicts;
-# speculators' files state the latter.
+# Names in `architectures` of z-lab's and DeepSpec's files, and whether the root's place predicts a
+# token in these heads. In speculators' files a field states this.
 _ARCHITECTURES = {"DFlashDraftModel": False, "Qwen3DSparkModel": True}
 # Integers that every dialect states.
 STATED = (
@@ -62,14 +62,16 @@ _PARTS = {
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is of a DFlash or DSpark head, supported or not."""
+    """Whether `config.json` belongs to a DFlash or DSpark head, supported or not."""
     named = [str(stated.get(SPECULATORS, "")), *architectures(stated)]
     known = ("dflash", "dspark", "domino")
     return _NESTED in stated or any(one in name.lower() for name in named for one in known)
 
 
 def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of all dialects unnested: speculators nests the layers', z-lab the block's.
+    """Return the fields of all dialects as one flat mapping.
+
+    speculators nests the fields of the layers, and z-lab nests the fields of the block.
 
     Raises:
       FieldError: the head is not supported.
@@ -121,7 +123,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def to_files(config: BlockConfig) -> dict[str, Any]:
-    """Return DeepSpec's fields, plus missing ones by speculators' names."""
+    """Return the fields of DeepSpec, and speculators' fields where DeepSpec has none."""
     fields: dict[str, Any] = {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
@@ -157,7 +159,7 @@ def to_files(config: BlockConfig) -> dict[str, Any]:
 def stored_name(config: BlockConfig, name: str) -> str:
     """Map a parameter's name to its name in the published file.
 
-    For example layers.0.attention_norm to layers.0.input_layernorm.weight.
+    For example, layers.0.attention_norm becomes layers.0.input_layernorm.weight.
     """
     del config
     last = "bias" if name.endswith((".bias", "_bias")) else "weight"
@@ -171,7 +173,7 @@ def stored_name(config: BlockConfig, name: str) -> str:
 
 
 def _predicts_from_anchor(stated: Mapping[str, Any]) -> bool:
-    """Whether the root's place predicts, as stated or by the dialect's default."""
+    """Whether the root's place predicts a token, as stated or by the default of the dialect."""
     own = stated.get(_FROM_ANCHOR)
     if own is not None:
         return own
@@ -185,9 +187,9 @@ def _predicts_from_anchor(stated: Mapping[str, Any]) -> bool:
 
 
 def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the layers whose outputs are fused, from any dialect's numbers.
+    """Return the target layers that the head reads, whatever numbers the dialect uses.
 
-    Without numbers, they are the default layers of z-lab's code.
+    If the fields state no numbers, these are the default layers of z-lab's code.
     """
     if SPECULATORS in stated:
         return READER.layers(_INPUT_IDS, stated.get(_INPUT_IDS), inputs=True)
@@ -196,7 +198,7 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
         return READER.layers(_LAYER_IDS, numbers, inputs=False)
     layers, count = stated.get("num_target_layers"), stated["num_hidden_layers"]
     if type(layers) is not int:
-        READER.refuse(_LAYER_IDS, "is not stated, and neither is num_target_layers.")
+        READER.refuse(_LAYER_IDS, "and num_target_layers are both missing; state one of them.")
     if count == 1:
         return (layers // 2,)
     return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))

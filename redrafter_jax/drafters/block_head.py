@@ -1,11 +1,13 @@
-"""DFlash and DSpark heads: a block of masked tokens, which a few decoder layers fill in one pass.
+"""DFlash and DSpark heads: a few decoder layers fill a block of masked tokens in one pass.
 
-The target's hidden states of several layers, fused, give every token of the text its keys and
-values in each layer of the head; the text itself passes through no layer. The block is the root
-followed by masks. Its places attend to the text and to the whole block, and each predicts a token.
-This is DFlash (arXiv 2602.06036). DSpark (arXiv 2607.05147) adds a sequential head, which corrects
-the scores of a place given the previous token, and a confidence head, which predicts how much of
-the target's probability the corrected scores share.
+The head fuses the target's hidden states of several layers. From them, each layer of the head
+computes the keys and values of every text token; the text tokens themselves do not pass through the
+layers. The block consists of the root followed by mask tokens. Each place of the block attends to
+the text and to the whole block, and predicts a token. This is DFlash (arXiv 2602.06036).
+
+DSpark (arXiv 2607.05147) adds two heads. The sequential head corrects the scores of a place by the
+token before it. The confidence head predicts how much of the target's probability agrees with the
+corrected scores.
 """
 
 from collections.abc import Callable
@@ -49,14 +51,14 @@ class BlockConfig(HeadConfig):
 
     Attributes:
       num_layers: number of the head's decoder layers.
-      intermediate_size: width of their feed-forward blocks.
+      intermediate_size: width of the feed-forward blocks.
       num_attention_heads: Q, number of query heads.
       num_key_value_heads: K, number of key/value heads.
       head_dim: H, width of a head.
       block_size: number of places of the block, including the root's.
       mask_token: id of the token whose embedding is used at masked places.
-      sample_from_anchor: whether the root's place predicts the next token, as in DeepSpec's heads;
-        otherwise the first masked place does, as in DFlash's.
+      sample_from_anchor: whether the place of the root predicts the next token, as in DeepSpec's
+        heads; otherwise the first mask token predicts it, as in DFlash's heads.
       rms_norm_eps: epsilon of all norms of the head.
       rope_theta: base of the rotary embedding.
       rope_scaling: scaling of the rotary frequencies; None for no scaling.
@@ -107,14 +109,14 @@ class BlockConfig(HeadConfig):
         problem = f"is {kind!r} and markov_rank is 0; leave one of them out."
         require(self.markov_rank > 0 or kind == "vanilla", self, "markov_head_type", problem)
         problem = (
-            "is 'rnn' and sample_from_anchor is False; programs differ on whether the place of the "
-            "root then changes the state."
+            "is 'rnn' and sample_from_anchor is False, a combination for which programs disagree "
+            "on the state after the root; use a head of another kind."
         )
         require(kind != "rnn" or self.sample_from_anchor, self, "markov_head_type", problem)
 
     @property
     def layer(self) -> TargetConfig:
-        """The configuration of the head's decoder layers, as those of a target."""
+        """The configuration of the head's decoder layers, as a target's configuration."""
         return layer_config(
             self.vocab_size,
             self.hidden_size,
@@ -133,16 +135,16 @@ class BlockConfig(HeadConfig):
 
     @property
     def places(self) -> int:
-        """The number of places that predict, which is the maximum number of draft rounds."""
+        """The number of places that predict a token, and so the maximum number of draft rounds."""
         return self.block_size - self.first_place
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for trees of ranks, deeper than the block, or that are too wide."""
+        """Refuse a static tree, and a tree that is deeper than the block or too wide."""
         tree.check_beams("a DFlash or DSpark head")
         if tree.draft_rounds > self.places:
             raise InputError(
-                f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.places} "
-                "places that predict in the head's block; draft fewer."
+                f"TreeConfig.draft_rounds is {tree.draft_rounds}, but the head's block predicts "
+                f"{self.places} tokens; give that number or fewer."
             )
         super().check_tree(tree)
 
@@ -151,8 +153,9 @@ class Corrected(NamedTuple):
     """The output of the sequential head in one round.
 
     Attributes:
-      state: state for the next round if "rnn"; otherwise the input state.
-      embedded: embedding of the previous tokens.
+      state: state for the next round if the head is of type "rnn"; otherwise the unchanged input
+        state.
+      embedded: embedding of the previous token of each beam.
       bias: values to add to the scores; on a mesh possibly a shard of U.
     """
 
@@ -235,9 +238,10 @@ class BlockHead(HeadWeights):
     def remember(
         self, hidden: Float[Array, "B C Z"], positions: Int[Array, "B C"]
     ) -> tuple[_PerLayer, _PerLayer]:
-        """Compute keys and values of text tokens in every layer from the target's hidden states.
+        """Compute the keys and values of text tokens in every layer of the head.
 
-        The last hidden state, after the target's final norm, is not read.
+        They depend on the target's hidden states at these tokens. The last hidden state, after the
+        target's final norm, is not read.
         """
         config = self.config
         read = hidden[..., : len(config.context_layers) * config.hidden_size].astype(self.dtype)
@@ -254,14 +258,14 @@ class BlockHead(HeadWeights):
         target: Decoder,
         attend_in: Callable[[int], Attend],
     ) -> Float[Array, "B places D"]:
-        """Run the layers on the block; returns the normalised outputs at the predicting places.
+        """Run the layers on the block; return the normalised outputs at the places that predict.
 
         Args:
           root: the last decided token.
           lengths: position of the root.
-          target: the target, for its embedding.
-          attend_in: function from a layer's index to its attention within the block and to the
-            text.
+          target: the target, whose embedding is used.
+          attend_in: function from the index of a layer to its attention, which covers the text and
+            the block.
         """
         config, M = self.config, self.config.block_size
         masks = jnp.full((len(root), M - 1), config.mask_token, root.dtype)
@@ -277,8 +281,7 @@ class BlockHead(HeadWeights):
     ) -> Float[Array, "... U"]:
         """Return float32 scores of the tokens that places predict, before any correction.
 
-        On a mesh, the scores are this device's shard. With `head="target"` the scorer computes
-        them.
+        On a mesh, the scores are this device's shard. With `head="target"`, `scorer` computes them.
         """
         if self.config.head == "own":
             return linear(hidden, self.lm_head.kernel.get_value(), jnp.float32)
@@ -292,7 +295,7 @@ class BlockHead(HeadWeights):
         hidden: Float[Array, "B 1 D"],
         scores: Float[Array, "B 1 U"],
     ) -> tuple[Float[Array, "B w r"], Float[Array, "B _ U"], Float[Array, "B w"] | None]:
-        """Run one round of the sequential head and of the confidence head, as far as they exist.
+        """Run one round of the sequential head and of the confidence head, if the head has them.
 
         Args:
           state: state of the previous round.
@@ -301,8 +304,8 @@ class BlockHead(HeadWeights):
           scores: scores of the place, from `logits`.
 
         Returns:
-          The state; the corrected scores, shared by all beams without a sequential head; and the
-          log-probability that the scores are right.
+          The state; the corrected scores, which all beams share if there is no sequential head; and
+          the log-probability that the scores are right, None without a confidence head.
         """
         read = jnp.broadcast_to(hidden, (*tokens.shape, hidden.shape[-1]))
         if self.config.markov_rank:

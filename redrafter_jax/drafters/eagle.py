@@ -32,8 +32,8 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 class EagleDrafter(HeadDrafter):
     """Drafts with an EAGLE head.
 
-    The state `own` is the layer's output at the last entry, `[B width]`, from which the token after
-    the root is predicted.
+    The state `own` is the layer's output at its last entry, `[B width]`, from which the first round
+    predicts the token after the root.
     """
 
     @property
@@ -50,16 +50,17 @@ class EagleDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """The tree of EAGLE-2's and EAGLE-3's code: ten beams, eight rounds, the 59 best nodes.
+        """The tree of EAGLE-2's and EAGLE-3's code: ten beams, eight rounds, and the 59 best nodes.
 
-        Their `depth=7` does not count the first round. Heads with fewer tokens draft fewer.
+        The `depth=7` of that code does not count the first round. A head that can draft fewer
+        tokens has fewer beams.
         """
         U = self.config.draft_vocab_size
         width, nodes = min(10, U), min(60, U + 1)
         return TreeConfig(beam_width=width, draft_rounds=8, num_nodes=nodes, rerank=True)
 
     def check(self, target: TargetConfig) -> None:
-        """Raise an error for a target that does not fit, or a mesh that cannot split the head."""
+        """Refuse a target that does not fit, or a mesh that cannot split the head."""
         super().check(target)
         if self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "EAGLE head")
@@ -71,7 +72,7 @@ class EagleDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B width"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B width"], KVCache]:
-        """Compute the entries of decided tokens from the target's hidden states."""
+        """Compute the layer's entries of decided tokens from the target's hidden states."""
         head = self.model.merge()
         # `following` may be -1 past the decided tokens.
         embedded = head.embed(jnp.maximum(decided.following, 0), target)
@@ -102,8 +103,8 @@ class EagleDrafter(HeadDrafter):
     ) -> tuple[Advance, Grown]:
         """Return the `Advance` of the head, and the state before the first round.
 
-        Arguments are those of `propose`. A beam's state is its mask of seen nodes, and the layer's
-        output at its newest entry.
+        The arguments are those of `propose`. The state of a beam is the mask of the nodes that it
+        sees, and the layer's output at its newest entry.
         """
         head, scorer, B = self.model.merge(), self.scorer(target), len(lengths)
         scale, dtype = head.config.layer.attention_scale, cache.keys[0].dtype
@@ -131,12 +132,13 @@ class EagleDrafter(HeadDrafter):
 
 
 def count_reads(config: EagleConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Count the reads: the layer reads the accepted path, and all drafted rounds but the last.
+    """Count the weights that drafting one tree reads, for cost estimates.
 
-    Rows of the head's own embedding are not counted; they are small beside the layer.
+    The layer is read for the accepted path and for every draft round but the last. Rows of the
+    head's own embedding are not counted, because they are small beside the layer.
     """
     rounds = tree.draft_rounds
-    # EAGLE-3 applies `fc` to the target's hidden states only, the first version in every pass.
+    # EAGLE-3 applies `fc` only to the target's hidden states, but version 1 in every pass.
     once = ("input_norm", "fc_norm", *(("fc",) if config.version == "3" else ()))
     weights = [
         (part, 1 if name in once else rounds)

@@ -24,7 +24,7 @@ from redrafter_jax.drafters.published import (
 MODEL_TYPE = "eagle"
 READER = Reader(EagleConfig, "EAGLE heads")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# `architectures` in each dialect but SafeAILab's, whose heads have the name of a target.
+# Names in `architectures` of every dialect but SafeAILab's, whose files name a target's class.
 _ARCHITECTURES = {
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
@@ -78,7 +78,10 @@ IGNORED = (r"embed_tokens\.weight", r"(.*\.)?rotary_emb\.inv_freq")
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is of an EAGLE head; those that look like a target's need `holds`."""
+    """Whether `config.json` belongs to an EAGLE head.
+
+    SafeAILab's first heads have the fields of a target; `holds` recognises them by their weights.
+    """
     kind = stated.get(SPECULATORS)
     if isinstance(kind, str):
         return "eagle" in kind
@@ -89,13 +92,13 @@ def is_published(stated: Mapping[str, Any]) -> bool:
 
 
 def holds(shapes: Shapes) -> bool:
-    """Whether weights are of SafeAILab's first heads, whose `config.json` looks like a target's."""
+    """Whether the weights belong to SafeAILab's first heads, which have the fields of a target."""
     names = {name.removeprefix("model.") for name in shapes}
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names
 
 
 def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of all dialects unnested; speculators nests those of the layer.
+    """Return the fields of all dialects as one flat mapping; speculators nests those of the layer.
 
     Raises:
       FieldError: the head is of another kind.
@@ -161,14 +164,17 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         values[name] = first_stated(stated, _STATED_AS.get(name, ()), told)
     count, named = stated.get("num_aux_hidden_states"), len(values["context_layers"]) or 3
     if count not in (None, named):
-        READER.refuse("num_aux_hidden_states", f"is {count}, but there are {named} layer numbers.")
+        READER.refuse(
+            "num_aux_hidden_states",
+            f"is {count}, but the fields number {named} layers; make them agree.",
+        )
     return values
 
 
 def to_files(config: EagleConfig) -> dict[str, Any]:
-    """Return SpecForge's fields for EAGLE-3, plus missing flags by speculators' names.
+    """Return the fields of SpecForge, and speculators' flags where SpecForge has none.
 
-    For version 1 they are SafeAILab's fields, with SGLang's architecture.
+    For version 1, return the fields of SafeAILab, with the architecture name of SGLang.
     """
     third = config.version == "3"
     fields: dict[str, Any] = {
@@ -204,7 +210,7 @@ def to_files(config: EagleConfig) -> dict[str, Any]:
 def stored_name(config: EagleConfig, name: str) -> str:
     """Map a parameter's name to its name in the published file.
 
-    For example self_attn.q_proj to midlayer.self_attn.q_proj.weight.
+    For example, self_attn.q_proj becomes midlayer.self_attn.q_proj.weight.
     """
     layer = _LAYERS[config.version]
     name = name.removesuffix(".kernel")
@@ -219,7 +225,10 @@ def stored_name(config: EagleConfig, name: str) -> str:
 
 
 def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the layers whose outputs are fused, from any dialect's numbers; () if not stated."""
+    """Return the target layers that the head fuses, whatever numbers the dialect uses.
+
+    The result is () if the fields state no numbers.
+    """
     within = stated.get("eagle_config") or {}
     outputs, field = within.get(_LAYER_IDS), "eagle_config"
     if outputs is None:
@@ -239,7 +248,7 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _refuse_unsupported(stated: Mapping[str, Any], shapes: Shapes) -> None:
-    """Raise an error for fields with an unknown effect on the head's computation."""
+    """Refuse fields whose effect on the head's computation is unknown."""
     READER.refuse_unknown(stated, _KNOWN)
     if SPECULATORS in stated and stated.get("norm_before_residual") is None:
         READER.refuse(

@@ -1,10 +1,10 @@
 """EAGLE heads: one decoder layer over pairs of a hidden state and the next token's embedding.
 
-The pair (hidden state at i, token i + 1) has an entry at position i of the layer's own cache. Its
-output predicts token i + 2; while drafting, it also replaces the target's hidden state at i + 1,
-which is not known yet. EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858) read the target's last
-hidden state and use its vocabulary projection; EAGLE-3 (arXiv 2503.01840) fuses the outputs of
-several target layers and has its own projection.
+The pair of the hidden state at position i and token i + 1 has an entry at position i of the layer's
+own cache. The layer's output at this entry predicts token i + 2. While drafting, the target's
+hidden state at i + 1 is not known yet, so the output replaces it. EAGLE and EAGLE-2 (arXiv
+2401.15077, 2406.16858) read the target's last hidden state and use its vocabulary projection.
+EAGLE-3 (arXiv 2503.01840) fuses the outputs of several target layers and has its own projection.
 """
 
 from collections.abc import Iterator
@@ -44,12 +44,13 @@ _LEAST_LAYERS = 7
 class EagleConfig(HeadConfig):
     """Configuration of an EAGLE head.
 
-    `vocab_size` and `hidden_size` are the target's. `context_layers` are the layers that EAGLE-3
-    fuses; if empty, they are the second layer, one in the middle and the fourth from the end.
+    `vocab_size` and `hidden_size` are the sizes of the target. `context_layers` are the layers that
+    EAGLE-3 fuses. If the field is empty, they are the second layer, one in the middle and the
+    fourth from the end.
 
     Attributes:
       version: "1" for EAGLE and EAGLE-2, which have the same heads; "3" for EAGLE-3.
-      width: width of the head's hidden state; for version 1 the target's.
+      width: width of the head's hidden state; for version 1 it must be the target's width.
       intermediate_size: width of the feed-forward block.
       num_attention_heads: Q, number of query heads.
       num_key_value_heads: K, number of key/value heads.
@@ -61,12 +62,14 @@ class EagleConfig(HeadConfig):
       attention_bias: whether the query, key and value projections have a bias.
       attention_output_bias: whether the output projection of attention has a bias.
       qk_norm: whether queries and keys are normalised per head before the rotary embedding.
-      own_embedding: whether the head has its own embedding; required if `width` is not the
-        target's.
+      own_embedding: whether the head has its own embedding; required if `width` differs from the
+        target's width.
       norm_before_residual: whether the residual around attention is taken after the norm.
       norm_before_fc: whether a norm over all fused hidden states precedes the projection.
-      fc_norm: whether each fused hidden state has its own norm there (EAGLE-3.1, arXiv 2605.09992).
-      norm_output: whether the next round reads the output after the last norm, rather than before.
+      fc_norm: whether each fused hidden state has its own norm before the projection (EAGLE-3.1,
+        arXiv 2605.09992).
+      norm_output: whether the next round reads the output after the last norm, rather than before
+        it.
     """
 
     version: Literal["1", "3"]
@@ -112,16 +115,18 @@ class EagleConfig(HeadConfig):
         for name in third:
             problem = "is True, but version '1' has no such norm; leave it out."
             require(not getattr(self, name), self, name, problem)
-        problem = f"is {self.context_layers}, but version '1' reads only the last layer."
+        problem = (
+            f"is {self.context_layers}, but version '1' reads only the last layer; leave it out."
+        )
         require(not self.context_layers, self, "context_layers", problem)
-        problem = f"is {self.head!r}, but version '1' needs 'target'."
+        problem = f"is {self.head!r}, but version '1' has no projection of its own; give 'target'."
         require(self.head == "target", self, "head", problem)
         problem = f"is {self.width}; for version '1' it must be hidden_size, {self.hidden_size}."
         require(self.width == self.hidden_size, self, "width", problem)
 
     @property
     def layer(self) -> TargetConfig:
-        """The configuration of the head's decoder layer, as that of a target."""
+        """The configuration of the head's decoder layer, as a target's configuration."""
         return layer_config(
             self.vocab_size,
             self.width,
@@ -134,28 +139,28 @@ class EagleConfig(HeadConfig):
 
     @property
     def fused(self) -> int:
-        """The number of hidden states that are fused; 1, the last hidden state, for version 1."""
+        """The number of hidden states that are fused; version 1 reads only the last one."""
         return 1 if self.version == "1" else len(self.context_layers) or _FUSED
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """Indices of the fused layers of a target."""
+        """Indices of the target layers that the head fuses."""
         if self.version == "1" or self.context_layers:
             return self.context_layers
         layers = target.num_hidden_layers
         if layers < _LEAST_LAYERS:
             raise InputError(
-                f"The target has {layers} layers, and the EAGLE-3 head does not name those that it "
-                f"reads; the default three need {_LEAST_LAYERS} layers or more: name others in "
-                "context_layers."
+                f"The EAGLE-3 head names no target layers to read, and its three default layers "
+                f"need a target of {_LEAST_LAYERS} layers or more, but this one has {layers}; name "
+                "layers in context_layers."
             )
         return 1, layers // 2 - 1, layers - 4
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for trees of ranks, or whose beams take more tokens than are draftable."""
+        """Refuse a static tree, and a tree that takes more tokens than the head can draft."""
         if tree.static_tree:
             raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank, and an EAGLE head drafts "
-                "in beams; leave it out."
+                "TreeConfig.static_tree is for heads that draft by rank, but an EAGLE head drafts "
+                "in beams; leave static_tree out."
             )
         super().check_tree(tree)
 
@@ -192,14 +197,14 @@ class EagleHead(TrainedHead):
         return self.mlp_norm[...].dtype
 
     def embed(self, tokens: Int[Array, "..."], target: Decoder) -> Float[Array, "... width"]:
-        """Return embeddings of tokens: the head's own, or the target's as stored."""
+        """Return the embeddings of tokens: the head's own, or the target's without scaling."""
         if not self.config.own_embedding:
             return target.stored_embeddings(tokens).astype(self.dtype)
         table = self.embed_tokens.get_value()
         return read_rows(table, tokens, self.config.vocab_size, self.dtype)
 
     def fuse(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... width"]:
-        """Return the layer's view of the target's hidden states: fused, or the last one alone."""
+        """Return the hidden state that the layer reads: several fused ones, or the last one."""
         config, D = self.config, self.config.hidden_size
         hidden = hidden.astype(self.dtype)
         if config.version == "1":
@@ -223,14 +228,14 @@ class EagleHead(TrainedHead):
         """Run the layer once.
 
         Args:
-          embedded: embeddings of the tokens after the positions.
-          hidden: hidden states at the positions: from `fuse`, or the fed-back outputs of the
-            entries before.
+          embedded: embeddings of the tokens; the token at index i is the one after position i.
+          hidden: hidden states at the positions: the output of `fuse`, or while drafting the output
+            of `feed_back` at the previous entry.
           positions: rotary positions.
-          attend: attention; decides which entries are visible.
+          attend: attention, which decides which entries are visible.
 
         Returns:
-          The layer's output, and the entries' keys and values.
+          The layer's output, and the keys and the values of the entries.
         """
         config, layer = self.config, self.config.layer
         if config.version == "1":
@@ -245,16 +250,15 @@ class EagleHead(TrainedHead):
         return x, keys, values
 
     def feed_back(self, output: Float[Array, "... width"]) -> Float[Array, "... width"]:
-        """Return the output as the hidden state that the next round reads."""
+        """Return the layer's output as the hidden state that the next round reads."""
         return self._last_norm(output) if self.config.norm_output else output
 
     def logits(
         self, output: Float[Array, "... width"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores of the token that the output predicts, for the draftable tokens.
+        """Return float32 scores of the draftable tokens for the token that the output predicts.
 
-        On a mesh, the scores are this device's shard. With `head="target"` the scorer computes
-        them.
+        On a mesh, the scores are this device's shard. With `head="target"`, `scorer` computes them.
         """
         output = output if self.config.version == "1" else self._last_norm(output)
         if self.config.head == "own":
@@ -273,11 +277,11 @@ class EagleHead(TrainedHead):
         segments: Int[Array, "B T"],
         rounds: int,
     ) -> Float[Array, "B T Y"]:
-        """See `TrainedHead`: the layer's outputs of all rounds, concatenated.
+        """Return the layer's outputs of all rounds, concatenated; see `TrainedHead.contexts`.
 
-        In round i, position t reads the true token at t + i + 1. In round 0 it reads the target's
-        hidden state at t beside that token; in later rounds its own output of the round before
-        (arXiv 2503.01840, section 3.2).
+        In round i, position t reads the true token at t + i + 1. In round 0 it also reads the
+        target's hidden state at t; in later rounds it reads its own output of the previous round
+        instead (arXiv 2503.01840, section 3.2).
         """
         positions, scale = positions_in(segments), self.config.layer.attention_scale
         state, embedded = self.fuse(hidden), embedded.astype(self.dtype)
@@ -299,7 +303,7 @@ class EagleHead(TrainedHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `TrainedHead`: scores of the layer's outputs."""
+        """Yield the scores of the layer's outputs, round by round; see `TrainedHead.unroll`."""
         del embedded
         for output in jnp.split(contexts, rounds, axis=-1):
             yield self.logits(output, scorer)

@@ -17,9 +17,9 @@ _ALIKE = (
 
 
 def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:
-    """Return values for unset fields; the layer is like the target's.
+    """Return values for unset fields, which make the layer like the target's layers.
 
-    Rotary scalings that no published head has are left out.
+    A rotary scaling that no published head has is left out.
     """
     del told, rounds
     known = isinstance(target.rope_scaling, LinearScaling | Llama3Scaling)
@@ -38,6 +38,8 @@ def start_from_target(module: EagleHead, projection: Float[Array, "D U"]) -> Non
       FieldError: the head does not have its own projection.
     """
     if module.config.head == "target":
-        problem = "is 'target', so that the head already uses its projection; remove initial_head."
+        problem = (
+            "is 'target', so the head already uses the target's projection; remove initial_head."
+        )
         raise FieldError(module.config, "head", problem)
     module.lm_head.kernel[...] = projection

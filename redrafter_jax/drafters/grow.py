@@ -1,7 +1,7 @@
 """Beam search that grows a tree round by round, for drafters that draft one token at a time.
 
-The drafters differ in their `Advance`, which computes the scores after a token. Beams, ranking,
-budget and noise are the same for all.
+Each drafter passes its own `Advance`, which computes the scores of the next tokens. Beams, ranking,
+node budget and noise work in the same way for all drafters.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,12 @@ class Grown(NamedTuple):
     """The state that a drafter carries from one round to the next.
 
     Attributes:
-      beams: pytree of arrays [B w ...] with an entry per beam; w is 1 in the first round, whose
-        only beam is the root, and W afterwards. A beam starts a round with its parent's entry.
-      nodes: pytree for the tree as a whole, of the same shapes in all rounds.
-      trust: log-probability that each beam's scores are right, added to those of its tokens; None
-        without such an estimate. It applies to the round that returns it.
+      beams: pytree of arrays [B w ...] with one entry per beam. In the first round the root is the
+        only beam, so w is 1; afterwards w is W. A beam starts a round with the entry of its parent.
+      nodes: pytree for the tree as a whole, with the same shapes in all rounds.
+      trust: log-probability that the scores of each beam are right, which is added to the
+        log-probabilities of its tokens; None without such an estimate. It applies to the round that
+        returns it.
     """
 
     beams: Any
@@ -35,10 +36,10 @@ class Grown(NamedTuple):
 
 
 # Computes the scores of the U draftable tokens after the newest token of each beam; on a mesh
-# possibly a shard of them. Arguments: the state of the round before, the newest tokens, and the
-# round, from 0 to R - 1, which is the newest tokens' distance from the root. The round is an int in
-# the first call, and in all calls if rounds are unrolled; otherwise it is traced. Returns the
-# state, and the scores, [B 1 U] if all beams share them.
+# possibly a shard of U. Arguments: the state of the previous round, the newest tokens, and the
+# round, from 0 to R - 1, which is the depth of the newest tokens. The round is an int in the first
+# call, and in all calls if rounds are unrolled; otherwise it is traced. Returns the new state, and
+# the scores, which are [B 1 U] if all beams share them.
 Advance = Callable[
     [Grown, Int[Array, "B w"], Int[Array, ""] | int], tuple[Grown, Float[Array, "B _ U"]]
 ]
@@ -65,22 +66,24 @@ def grow(
 ) -> Beams:
     """Draft R tokens on each of W beams below the root.
 
-    Beams are ranked by the sum of their tokens' log-probabilities, from `rank_tokens`. Each round
-    keeps X (beam, token) pairs in two stages: the X best of the U tokens for every beam, then the X
-    best of those W * X pairs. The first W of them are the beams of the next round. X is W, or with
-    `tree.rerank` as many as fit in the tree.
+    Beams are ranked by the sum of the log-probabilities of their tokens, from `rank_tokens`. Each
+    round first takes the X best of the U tokens for every beam, and then the X best of the
+    resulting W * X (beam, token) pairs. The first W of these pairs are the beams of the next round.
+    X is W, or with `tree.rerank` the number of nodes that fit in the tree.
 
     Args:
-      advance: computes scores after the newest token of each beam. It is traced once for the first
-        round, and once for the other rounds, which are one scan unless `unrolled`.
+      advance: function that computes the scores after the newest token of each beam. It is traced
+        once for the first round, and once for the other rounds, which are one scan unless
+        `unrolled`.
       grown: state before the first round, whose only beam is the root.
       root: the last decided token.
-      noise: noise of the tokens after the root, from `draw_noise`; the first R are used.
+      noise: noise at the positions after the root, from `draw_noise`; the first R are used.
       sampling: sampling settings of the rows.
-      tree: provides W, R, X, sharpness and candidates; X and candidates must not exceed U.
+      tree: the shape of the tree: W, R, X, sharpness and candidates. X and candidates must not
+        exceed U.
       drafted: ids of the draftable tokens, in the order of their scores; None for all V.
-      unrolled: whether each round is compiled separately: for a drafter with different weights per
-        round, and for devices on which loops are slow.
+      unrolled: whether each round is compiled separately, for drafters whose weights differ between
+        rounds, and for devices on which loops are slow.
     """
     B, _, V = noise.shape
     U = V if drafted is None else len(drafted)

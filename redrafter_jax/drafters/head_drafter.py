@@ -1,4 +1,4 @@
-"""The common parts of drafters with a head: layers, draftable tokens, state and checks."""
+"""The parts that all drafters with a head share: layers, draftable tokens, state and checks."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class Dense(nnx.Module):
         return all_gather(y, self.width_out)
 
     def of_zeros(self) -> Float[Array, " O"]:
-        """Output for zeros, which is the bias; does not read the kernel."""
+        """The output for an input of zeros, which is the bias; this does not read the kernel."""
         return all_gather(self.bias[...], self.width_out)
 
 
@@ -49,7 +49,7 @@ def make_blocks(width: int, count: int, rngs: nnx.Rngs) -> nnx.List[Dense]:
 
 
 def run_blocks(blocks: Sequence[Dense], x: Float[Array, "... E"]) -> Float[Array, "... E"]:
-    """Apply residual blocks, `x + SiLU(A x + a)` each."""
+    """Apply residual blocks, each of which computes `x + SiLU(A x + a)`."""
     for block in blocks:
         x = x + jax.nn.silu(block(x))
     return x
@@ -66,13 +66,13 @@ class HeadWeights(nnx.Module):
 
     @property
     def draft_token_ids(self) -> Int[Array, " U"] | None:
-        """Token ids of the U scores; None if the scores cover all V tokens."""
+        """Ids of the tokens to which the U scores belong; None if the scores cover all V tokens."""
         tokens = self.config.draft_tokens
         return None if tokens is None else jnp.asarray(tokens, jnp.int32)
 
 
 class TrainedHead(HeadWeights):
-    """Parameters of a head that can be trained here."""
+    """Parameters of a head that this library can train."""
 
     @property
     def attends(self) -> bool:
@@ -86,13 +86,13 @@ class TrainedHead(HeadWeights):
         segments: Int[Array, "B T"],
         rounds: int,
     ) -> Float[Array, "B T Y"]:
-        """Return the context from which `unroll` drafts at each position; hidden states by default.
+        """Return the vectors from which `unroll` drafts; by default the hidden states.
 
         Args:
           hidden: the target's hidden states.
           embedded: embeddings of the next tokens; the last one of a row is arbitrary.
           segments: number of each token's document; documents do not attend to each other.
-          rounds: R.
+          rounds: R, number of draft rounds.
         """
         del embedded, segments, rounds
         return hidden
@@ -105,14 +105,14 @@ class TrainedHead(HeadWeights):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """Yield the scores that training compares, round by round, at C positions.
+        """Yield the scores of each draft round at C positions; the training loss compares them.
 
         Args:
-          contexts: contexts of the positions, from `contexts`.
-          embedded: embeddings of the next, true tokens. In round i, position c is fed
-            `embedded[:, c + i]`, and predicts the token after it.
-          rounds: R.
-          scorer: the target's projection of the U tokens, for heads without their own.
+          contexts: vectors that the method `contexts` returned for these positions.
+          embedded: embeddings of the true next tokens. In round i, position c reads `embedded[:, c
+            + i]` and predicts the token after it.
+          rounds: R, number of draft rounds.
+          scorer: the target's projection to the U draftable tokens, for heads without a projection.
         """
 
 
@@ -122,7 +122,8 @@ class HeadDrafter(Drafter):
 
     Attributes:
       model: the head.
-      borrowed: the target's projection of the draftable tokens, set by `prepare` if needed.
+      borrowed: the target's projection to the draftable tokens, which `prepare` sets if it is
+        needed.
     """
 
     model: LoadedHead
@@ -136,17 +137,17 @@ class HeadDrafter(Drafter):
         return (self.model,)
 
     def check(self, target: TargetConfig) -> None:
-        """Raise an error for a target that does not fit."""
+        """Refuse a target that does not fit the head."""
         _check_target(target, self.model.config)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for a tree that this kind of head cannot draft."""
+        """Refuse a tree that this kind of head cannot draft."""
         self.model.config.check_tree(tree)
 
     def prepare(self, lender: Lender) -> "HeadDrafter":
-        """Return the drafter with the target's projection of its `draft_tokens`, if it needs one.
+        """Return the drafter with the target's projection to its `draft_tokens`, if it needs one.
 
-        It is not needed by a head with its own projection or that drafts all tokens, nor on a mesh
+        The projection is not needed if the head has its own or drafts all tokens, nor on a mesh
         that splits the vocabulary.
         """
         config = self.model.config
@@ -155,7 +156,7 @@ class HeadDrafter(Drafter):
         return replace(self, borrowed=lender.projection(config.draft_tokens))
 
     def scorer(self, target: Decoder) -> Scorer | None:
-        """The target's projection of the draftable tokens; None for a head with its own."""
+        """The target's projection to the draftable tokens; None if the head has its own."""
         if self.model.config.head != "target":
             return None
         if self.borrowed is not None:

@@ -52,13 +52,13 @@ class HydraDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """A tree with one round per head, and at most as many nodes as the authors' tree."""
+        """A tree with one round per head and no more nodes than the tree of the authors' code."""
         U, rounds = self.config.draft_vocab_size, self.config.num_heads
         width, nodes = min(10, U), min(64, U + 1)
         return TreeConfig(beam_width=width, draft_rounds=rounds, num_nodes=nodes, rerank=True)
 
     def check(self, target: TargetConfig) -> None:
-        """Raise an error for a target that does not fit, or a mesh that cannot split the layer."""
+        """Refuse a target that does not fit, or a mesh that cannot split the layer of Hydra++."""
         super().check(target)
         prefix = self.config.prefix
         if prefix is None:
@@ -67,9 +67,9 @@ class HydraDrafter(HeadDrafter):
             ours, theirs = getattr(prefix, name), getattr(target, name)
             if ours != theirs:
                 raise InputError(
-                    f"The {name} of the Hydra++ head's layer is {ours} and the target's is "
-                    f"{theirs}, which the authors' code gives it; state {name} in the head's "
-                    "config.json if its files lack it, or use a head trained for this target."
+                    f"The {name} of the Hydra++ layer is {ours}, but the target's {name} is "
+                    f"{theirs}, and the authors' code makes them equal; state {name} in the head's "
+                    "config.json if it is missing there, or use a head trained for this target."
                 )
         if self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "Hydra++ layer")
@@ -81,7 +81,7 @@ class HydraDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B D"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B D"], KVCache]:
-        """Keep the hidden state at the last token; Hydra++ also gets an entry for every token."""
+        """Keep the hidden state at the last token; the layer of Hydra++ adds entries."""
         del target
         heads = self.model.merge()
         # If there are two hidden states, the first is that of the requested layer.
@@ -120,8 +120,8 @@ class HydraDrafter(HeadDrafter):
     def begin(self, target: Decoder, own: Float[Array, "B D"]) -> tuple[Advance, Grown]:
         """Return the `Advance` of the heads, and the state before the first round.
 
-        Arguments are those of `propose`. A beam's state is the concatenated embeddings of the root
-        and its drafted tokens.
+        The state of a beam is the concatenated embeddings of the root and of the beam's drafted
+        tokens.
         """
         heads, scorer = self.model.merge(), self.scorer(target)
 
@@ -142,9 +142,10 @@ class HydraDrafter(HeadDrafter):
 
 
 def count_reads(config: HydraConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Count the reads: one head per round; the layer of Hydra++ reads decided tokens.
+    """Count the weights that drafting one tree reads, for cost estimates.
 
-    A block that is applied several times is read each time.
+    Each round reads one head. A block that is applied several times is read each time. The layer of
+    Hydra++ is read for decided tokens.
     """
     weights, rounds = [], tree.draft_rounds
     for number in range(rounds):
@@ -152,6 +153,6 @@ def count_reads(config: HydraConfig, params: Any, tree: TreeConfig) -> DraftRead
             repeated = config.num_draft_layers - (1 if config.grounded else 0)
             weights.append((part, repeated if name == "again" else 1))
     reading = [part for name, part in params.items() if name != "heads"]
-    # The first round feeds the root, every later round W tokens.
+    # The first round reads the embedding of the root, every later round those of W tokens.
     fed = 1 + tree.beam_width * (rounds - 1) if config.grounded else 0
     return DraftReads(weights, rounds if config.head == "target" else 0, fed, reading=reading)

@@ -1,10 +1,10 @@
-"""The files of Hydra heads: the authors' layout, and the layout written here.
+"""The files of Hydra heads: the layout of the authors, and the layout written by this library.
 
-The layout is taken from the authors' code (zankner/Hydra, `hydra/model`): `config.json` states the
-architecture but no sizes, `hydra_lm_head.pt` holds the module's state. The blocks of a head after
-the first are one module repeated in a list, so their weights have several names, of which the code
-loads the last. Heads of the other two architectures, "cross-attn" and "eagle-attn", are not
-supported.
+The authors' layout is taken from their code (zankner/Hydra, `hydra/model`): `config.json` states
+the architecture but no sizes, and `hydra_lm_head.pt` holds the weights. All blocks of a head but
+the first are one module that a list repeats. So each weight of this module is stored under several
+names, of which the authors' code loads the last. Heads of the architectures "cross-attn" and
+"eagle-attn" are not supported.
 """
 
 import re
@@ -43,12 +43,12 @@ _NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layer
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is from Hydra's authors, who do not state `model_type`."""
+    """Whether `config.json` comes from Hydra's authors, whose files state no `model_type`."""
     return not stated.get("model_type") and "hydra_num_heads" in stated
 
 
 def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
-    """Rename weights of repeated blocks, all but the last, to names that start with "copies."."""
+    """Rename all but the last copy of each repeated weight to a name that starts with "copies."."""
     places = {name: found.groups() for name in stored if (found := _BLOCK.fullmatch(name))}
     last: dict[str, int] = {}
     for head, block, _ in places.values():
@@ -64,7 +64,7 @@ def rename[T](stored: Mapping[str, T]) -> dict[str, T]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """Return the configuration fields; for published heads also sizes, from the weights.
+    """Return the configuration fields; for published heads the sizes come from the weights.
 
     Args:
       stated: fields of `config.json`.
@@ -102,7 +102,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def to_files(config: HydraConfig) -> dict[str, Any]:
-    """Return the authors' fields, and the sizes that they do not state."""
+    """Return the fields of the authors, and the sizes, which the authors' files do not state."""
     fields: dict[str, Any] = {
         "architectures": ["Hydra"],
         "model_type": MODEL_TYPE,
@@ -124,7 +124,10 @@ def to_files(config: HydraConfig) -> dict[str, Any]:
 
 
 def stored_name(config: HydraConfig, name: str) -> str:
-    """Map our names (heads.0.first.linear.kernel) to theirs (hydra_mlp.0.0.linear.weight)."""
+    """Map a name such as heads.0.first.linear.kernel to the authors' name in the files.
+
+    This example becomes hydra_mlp.0.0.linear.weight.
+    """
     name = name.replace(".kernel", ".weight")
     if name == "prefix_norm":
         return f"{_PREFIX}norm.weight"
@@ -141,14 +144,15 @@ def stored_name(config: HydraConfig, name: str) -> str:
 
 
 def _count(block: int, prefix: bool) -> int:
-    """Return the number of blocks up to an index in the list of modules."""
+    """Return the number of blocks up to this index of the list of modules."""
     return (block + 1) // 2 if prefix else block + 1
 
 
 def _read_prefix(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """Return the layer of Hydra++ from its weights and stated fields, or with Llama's defaults.
+    """Return the configuration of the layer of Hydra++ from its weights and the stated fields.
 
-    The authors' code copies the target's values, which are compared before decoding.
+    Fields that are not stated get Llama's defaults. The authors' code copies them from the target
+    instead, so they are compared with the target before decoding.
     """
     within = f"{_PREFIX}layers.0."
     queries, width = shapes.get(f"{within}self_attn.q_proj.weight", (0, 0))
@@ -170,12 +174,12 @@ def _read_prefix(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def _head_dim(stated: Mapping[str, Any], width: int, told: int) -> int:
-    """Return H as stated, from the rotary frequencies, or as in all published heads.
+    """Return H: as stated, or from the rotary frequencies, or as in all published heads.
 
     Args:
       stated: fields of `config.json`.
       width: D.
-      told: twice the number of stored rotary frequencies; 0 without them.
+      told: twice the number of rotary frequencies in the files; 0 if the files hold none.
     """
     heads = stated.get("num_attention_heads")
     own = stated.get("head_dim") or (width // heads if heads else told)

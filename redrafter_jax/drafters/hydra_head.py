@@ -1,8 +1,8 @@
 """Hydra heads (arXiv 2402.05109): one head per drafted token, which reads the tokens before it.
 
-Head k reads the target's hidden state at the last token and the embeddings of the root and of the k
-tokens drafted after it, so that every beam has its own scores. Hydra++ first passes the hidden
-states through a decoder layer with its own keys and values. Heads that are not grounded read no
+Head k reads the target's hidden state at the last token, and the embeddings of the root and of the
+k tokens drafted after the root. So the scores differ between beams. Hydra++ first passes the hidden
+states through a decoder layer with its own keys and values. Heads with `grounded=False` read no
 embeddings, like Medusa heads.
 """
 
@@ -35,10 +35,11 @@ class PrefixLayer(Checked):
       num_attention_heads: Q, number of query heads.
       num_key_value_heads: K, number of key/value heads.
       head_dim: H, width of a head.
-      rms_norm_eps: epsilon of its norms, and of the norm after it.
-      rope_theta: base of the rotary embedding; a constant of the authors' code for every target.
+      rms_norm_eps: epsilon of the layer's norms, and of the norm after the layer.
+      rope_theta: base of the rotary embedding; the authors' code uses the same constant for every
+        target.
       rope_scaling: scaling of the rotary frequencies; None for no scaling. The authors' code has
-        linear scaling, and dynamic scaling, which is not supported.
+        linear and dynamic scaling, of which only linear scaling is supported.
     """
 
     intermediate_size: Count
@@ -56,11 +57,11 @@ class HydraConfig(HeadConfig):
 
     Attributes:
       num_heads: number of tokens predicted after the root, each by its own head.
-      num_draft_layers: number of residual blocks per head. All blocks but the first of a grounded
-        head are one block applied repeatedly.
-      grounded: whether a head reads the embeddings of the root and of the tokens drafted before.
-      hidden_state_offset: number of layers before the last layer at which the hidden state is
-        taken; 0 is the last hidden state, after the final norm.
+      num_draft_layers: number of residual blocks per head. In a grounded head, all blocks but the
+        first are the same block, applied repeatedly.
+      grounded: whether a head reads the embeddings of the root and of the tokens drafted so far.
+      hidden_state_offset: number of layers between the layer whose output is read and the last
+        layer; 0 reads the last hidden state, after the final norm.
       prefix: configuration of the decoder layer of Hydra++; None without one.
     """
 
@@ -80,7 +81,7 @@ class HydraConfig(HeadConfig):
 
     @property
     def layer(self) -> TargetConfig:
-        """The configuration of the decoder layer of Hydra++, as that of a target."""
+        """The configuration of the layer of Hydra++, in the form of a target's configuration."""
         prefix = self.prefix
         assert prefix is not None, "heads without a layer"
         return layer_config(
@@ -88,30 +89,30 @@ class HydraConfig(HeadConfig):
         )
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """Index of the layer whose output the heads read; empty if it is the last."""
+        """Index of the layer whose output the heads read; empty if it is the last layer."""
         if not self.hidden_state_offset:
             return ()
         layer = target.num_hidden_layers - 1 - self.hidden_state_offset
         if layer < 0:
             raise InputError(
-                f"The drafter's hidden_state_offset is {self.hidden_state_offset}, and the target "
+                f"The drafter's hidden_state_offset is {self.hidden_state_offset}, but the target "
                 f"has {target.num_hidden_layers} layers; use a drafter trained for this target."
             )
         return (layer,)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for trees of ranks, more rounds than heads, or too wide trees."""
+        """Refuse a static tree, more rounds than heads, and a tree that is too wide."""
         tree.check_beams("Hydra heads")
         if tree.draft_rounds > self.num_heads:
             raise InputError(
-                f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.num_heads} "
-                "Hydra heads that the drafter has; draft fewer."
+                f"TreeConfig.draft_rounds is {tree.draft_rounds}, but the drafter has "
+                f"{self.num_heads} Hydra heads; give that number or fewer."
             )
         super().check_tree(tree)
 
 
 class HydraBlock(nnx.Module):
-    """A residual block, `R x + SiLU(A x + a)`; R is the identity if it keeps the width."""
+    """A residual block, `R x + SiLU(A x + a)`; R is the identity if the width does not change."""
 
     def __init__(self, inputs: int, width: int, *, rngs: nnx.Rngs) -> None:
         self.linear = Dense(inputs, width, bias=True, rngs=rngs)
@@ -124,7 +125,7 @@ class HydraBlock(nnx.Module):
 
 
 class HydraHead(nnx.Module):
-    """The blocks of one head, and its vocabulary projection unless `head` is "target"."""
+    """The blocks of one head, and its vocabulary projection unless the head uses the target's."""
 
     def __init__(self, config: HydraConfig, number: int, *, rngs: nnx.Rngs) -> None:
         D, repeated = config.hidden_size, config.num_draft_layers
@@ -176,7 +177,7 @@ class HydraHeads(HeadWeights):
     def pass_layer(
         self, hidden: Float[Array, "B C D"], positions: Int[Array, "B C"], attend: Attend
     ) -> tuple[Float[Array, "B C D"], Float[Array, "B C K H"], Float[Array, "B C K H"]]:
-        """Apply the layer of Hydra++ and its norm; returns outputs, keys and values."""
+        """Apply the layer of Hydra++ and its norm; return the outputs, the keys and the values."""
         layer = self.config.layer
         frequencies = rotary_frequencies(layer.head_dim, layer.rope_theta, layer.rope_scaling)
         passed, keys, values = self.prefix(hidden, rotary_angles(positions, frequencies), attend)

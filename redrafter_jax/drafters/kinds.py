@@ -1,12 +1,12 @@
-"""The records of all kinds of drafters with weights.
+"""A record for each kind of drafter with weights.
 
-A record names functions of the kind's own modules. Loading, training and evaluation go through the
+A record names functions in the modules of its kind. Loading, training and evaluation use the
 records, and do not name a kind. To add a kind, see `drafters.base`.
 
 A kind has up to three ids. `Kind.name` is the value of `drafter.kind` in training files: "eagle3",
-because only EAGLE-3 heads are trained here. `FileLayout.model_type` is a `model_type` of
-`config.json`: "eagle" for all versions, "dflash" for all block heads. `Drafter.name` is the name in
-reports: "eagle".
+because only EAGLE-3 heads can be trained here. `FileLayout.model_type` is a `model_type` of
+`config.json`: "eagle" for all versions, "dflash" for DFlash and DSpark heads. `Drafter.name` is the
+name in reports: "eagle".
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -56,26 +56,28 @@ class FileLayout:
       layers: configuration fields whose product is the number of layers, with their names in
         `config.json`; there cannot be more layers than weights in the files.
       model_type: a `model_type` of `config.json` by which folders of this kind are recognised.
-      is_published: function of the fields of `config.json` that recognises published folders of
-        this kind, which state another `model_type` or none.
-      holds: function of the weights' shapes that recognises folders whose fields are a target's.
+      is_published: function from the fields of `config.json` to whether the folder is a published
+        drafter of this kind, for folders that state another `model_type` or none.
+      holds: function from the shapes of the weights to whether they are of this kind. It recognises
+        folders whose `config.json` has the fields of a target.
       flatten: function from the fields of `config.json` to the flat fields that the other functions
         take. It raises `FieldError`.
-      rotary: whether the fields state a rotary embedding, as a target's do, for the configuration's
-        `rope_theta` and `rope_scaling`.
-      rename: function that renames stored weights to the names of `stored_name`.
+      rotary: whether `config.json` states a rotary embedding as a target's file does, from which
+        `rope_theta` and `rope_scaling` are read.
+      rename: function that renames stored weights to the names that `stored_name` gives.
       ignored: regular expressions for names of stored weights that the module does not have.
       tables: names of stored integer arrays that are not weights.
       read_tables: function from the fields and the stored `tables` to configuration fields. It
         raises `FieldError`.
       write_tables: function from a configuration to its tables by name.
-      own_fields: required fields of `config.json` beside those of the configuration, with types.
-      read: function from the fields of `config.json` and the weights' shapes to the configuration
-        fields that `config.json` names differently or does not state. `own_fields` are checked
-        before. It raises `FieldError`.
+      own_fields: fields of `config.json` that are required besides the fields of the configuration,
+        with their types.
+      read: function from the fields of `config.json` and the shapes of the weights to configuration
+        fields that `config.json` does not state, or states under other names. `own_fields` are
+        checked before the call. It raises `FieldError`.
       weight_files: names of weight files besides `model.safetensors` and `pytorch_model.bin`.
-      beyond_apple: function from a configuration to the features that Apple's layout lacks; None if
-        Apple's code does not have this kind.
+      beyond_apple: function from a configuration to those of its features that Apple's layout
+        lacks; None if Apple's code does not have this kind.
     """
 
     fields: Callable[[Any], Fields]
@@ -103,13 +105,13 @@ class Training:
 
     Attributes:
       settings: configuration fields that the `drafter:` section of a training file may set.
-      defaults: function from the set fields, the target's configuration and the number of rounds R
-        to values for unset fields.
+      defaults: function that returns values for unset fields. Its arguments are the set fields, the
+        target's configuration and R, the number of draft rounds.
       start_from_target: function that initialises a module from the target's vocabulary projection
         of the draftable tokens, [D U]. It raises `FieldError`.
-      additions: fields of an optional part that may be added to a trained drafter; a new part must
-        not change what the drafter computes.
-      raw_layers: whether the outputs of the target's layers are read as they are; otherwise the
+      additions: fields of an optional part that may be added to a trained drafter. A part that has
+        just been added must not change what the drafter computes.
+      raw_layers: whether the head reads the outputs of the target's layers unchanged; otherwise the
         target's final norm is applied to them.
     """
 
@@ -138,7 +140,7 @@ class Weighted:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Weighted):
-    """The record of a kind of head; its `config` has `check_tree`.
+    """The record of a kind of head; its `config` class has the method `check_tree`.
 
     Attributes:
       name: value of `drafter.kind` in training files.
@@ -284,7 +286,7 @@ HYDRA = Kind(
     training=None,
     count_reads=hydra.count_reads,
 )
-# If the fields fit several kinds, the first one is used.
+# If a folder fits several kinds, the first of them is used.
 KINDS = (RECURRENT, MEDUSA, HYDRA, BLOCK, EAGLE)
 # A model is loaded and trained as a target.
 MODEL = Weighted(
@@ -297,17 +299,17 @@ TRAINING = {kind.name: kind.training for kind in KINDS if kind.training is not N
 
 
 def find_kind(config: object) -> Kind | None:
-    """Return the kind of a configuration; None for models and other objects."""
+    """Return the record for the configuration of a head; None for models and other objects."""
     return next((kind for kind in KINDS if type(config) is kind.config), None)
 
 
 def find_weighted(config: object) -> Weighted | None:
-    """Return the record of a head's or a model's configuration; None for other objects."""
+    """Return the record for the configuration of a head or a model; None for other objects."""
     return next((one for one in (*KINDS, MODEL) if type(config) is one.config), None)
 
 
 def kind_of(config: HeadConfig) -> Kind:
-    """Return the kind of a head's configuration."""
+    """Return the record for the configuration of a head."""
     kind = find_kind(config)
     assert kind is not None, f"{type(config).__name__} has no record"
     return kind
@@ -319,11 +321,12 @@ def init_drafter(config: HeadConfig, seed: int) -> LoadedHead:
 
 
 def recognise(stated: Fields, shapes: Shapes | None = None) -> Kind | None:
-    """Return the kind of a drafter's folder; None for other folders.
+    """Return the record for a folder that holds a drafter; None for other folders.
 
     Args:
-      stated: fields of its `config.json`.
-      shapes: shapes of its weights by name, used if the fields do not decide; None if unknown.
+      stated: fields of the folder's `config.json`.
+      shapes: shapes of the weights by name, which are used if the fields do not decide; None if
+        unknown.
     """
     for kind in KINDS:
         if stated.get("model_type") == kind.files.model_type or kind.files.is_published(stated):

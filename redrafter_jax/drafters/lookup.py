@@ -1,8 +1,8 @@
 """Prompt lookup: drafts the tokens that followed an earlier occurrence of the text's last tokens.
 
 Prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding) needs no head. It
-suits edits, summaries and code, which repeat themselves or their prompt; a small head can hardly
-predict such repetition from a hidden state.
+suits edits, summaries and code, which repeat parts of the text. A small head can hardly predict
+such repetition from a hidden state.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ LONGEST_MATCH = 4
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PromptLookup(Drafter):
-    """Drafts the tokens that followed the last earlier occurrence of the text's suffix, as a chain.
+    """Drafts a chain of the tokens that followed an earlier occurrence of the text's last tokens.
 
-    Trees must have a beam width of 1; the chain has `draft_rounds` tokens.
-    `TreeConfig.lookup_tokens` adds such a chain to the trees of another drafter.
+    Trees must have a beam width of 1; the chain has `draft_rounds` tokens. To add such a chain to
+    the trees of another drafter, set `TreeConfig.lookup_tokens`.
     """
 
     @property
@@ -45,7 +45,7 @@ class PromptLookup(Drafter):
         return TreeConfig(beam_width=1, draft_rounds=8)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for a tree that is not a chain."""
+        """Refuse a tree that is not a chain."""
         chain = TreeConfig(beam_width=1, draft_rounds=tree.draft_rounds)
         if tree != chain:
             raise InputError(
@@ -75,14 +75,15 @@ def look_up(view: View, count: int) -> TokenTree:
 def prompt_lookup(
     tokens: Int[Array, "B S"], last: Int[Array, " B"], count: int
 ) -> tuple[Int[Array, "B C"], Bool[Array, " B"]]:
-    """Return C tokens that follow an earlier occurrence of the text's suffix.
+    """Return C tokens that follow an earlier occurrence of the text's last tokens.
 
-    The longest match is used, of at most `LONGEST_MATCH` tokens, and the latest of several. A draft
-    that reaches the end of the text continues at the match, so that short patterns repeat. Tokens
-    past position `last` are garbage.
+    The longest match of at most `LONGEST_MATCH` tokens is used; among matches of equal length, the
+    latest one. If the tokens after the match reach the end of the text, they go on with the tokens
+    after the match again, so that a short pattern repeats. Tokens past position `last` are not part
+    of the text.
 
     Returns:
-      The tokens, and whether there is a match; without a match the tokens are arbitrary.
+      The tokens, and whether there is a match. Without a match the tokens are arbitrary.
     """
     B, S = tokens.shape
     place = jnp.arange(S)

@@ -1,8 +1,9 @@
-"""Medusa heads (arXiv 2401.10774): one head per token after the next, and a tree of their ranks.
+"""Medusa heads (arXiv 2401.10774): each head predicts one further token, from one hidden state.
 
-All heads read the target's last hidden state and no drafted token, so the probability of a path is
-the product of the probabilities that the heads give its tokens. A path is written as ranks: (0, 2)
-is the best token of the first head, followed by the third best of the second head.
+All heads read the target's last hidden state and no drafted token. So the probability of a path in
+the tree is the product of the probabilities that the heads give to its tokens. A path is written as
+ranks: (0, 2) is the best token of the first head, followed by the third best token of the second
+head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ class MedusaConfig(HeadConfig):
     """Configuration of Medusa heads, which read the target's last hidden state only.
 
     Attributes:
-      num_heads: K, number of tokens predicted after the next one, each by its own head.
+      num_heads: K, number of tokens predicted after the root, each by its own head.
       num_draft_layers: number of residual blocks per head, of the target's width; training uses 1
         by default.
       head: "own" for a vocabulary projection per head; "target" for the target's projection.
@@ -54,30 +55,30 @@ class MedusaConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problem = "is 0 and head is 'target', which leaves nothing to train; give 1 or more."
+        problem = "is 0 and head is 'target', so the head has no weights; give 1 or more."
         trains = self.num_draft_layers > 0 or self.head == "own"
         require(trains, self, "num_draft_layers", problem)
         problem = f"is {self.context_layers}; Medusa heads read only the last layer: leave it out."
         require(not self.context_layers, self, "context_layers", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for beams, more draft rounds than heads, or too wide trees."""
+        """Refuse a tree of beams, more draft rounds than heads, and a tree that is too wide."""
         if tree.draft_rounds > self.num_heads:
             raise InputError(
-                f"TreeConfig.draft_rounds is {tree.draft_rounds}, more than the {self.num_heads} "
-                "Medusa heads that the drafter has; draft fewer."
+                f"TreeConfig.draft_rounds is {tree.draft_rounds}, but the drafter has "
+                f"{self.num_heads} Medusa heads; give that number or fewer."
             )
         for name in ("final_beams_only", "rerank"):
             if getattr(tree, name):
                 raise InputError(
-                    f"TreeConfig.{name} is for heads that draft in beams, and Medusa heads draft "
-                    "by rank; leave it out."
+                    f"TreeConfig.{name} is for heads that draft in beams, but Medusa heads draft "
+                    f"by rank; leave {name} out."
                 )
         super().check_tree(tree)
 
 
 class MedusaHead(nnx.Module):
-    """The residual blocks of a head, and its vocabulary projection unless `head` is "target"."""
+    """The residual blocks of one head, and its projection unless `head` is "target"."""
 
     def __init__(self, config: MedusaConfig, *, rngs: nnx.Rngs) -> None:
         D = config.hidden_size
@@ -87,7 +88,7 @@ class MedusaHead(nnx.Module):
 
 
 class MedusaHeads(TrainedHead):
-    """K heads; head k predicts the token k + 2 positions after the one whose hidden state it reads.
+    """The K heads; head k predicts the token k + 2 positions after the hidden state that it reads.
 
     The target itself predicts the token in between, the root.
     """
@@ -101,10 +102,10 @@ class MedusaHeads(TrainedHead):
     def logits(
         self, hidden: Float[Array, "... D"], rounds: int, scorer: Scorer | None = None
     ) -> Float[Array, "... R U"]:
-        """Return float32 scores of the draftable tokens by the first R heads.
+        """Return float32 scores of the draftable tokens from each of the first R heads.
 
-        On a mesh, the scores are this device's shard. With `head="target"` the scorer computes
-        them, for all heads in one pass over its weights.
+        On a mesh, the scores are this device's shard. With `head="target"`, `scorer` computes the
+        scores of all heads in one pass over its weights.
         """
         used = self.heads[:rounds]
         features = [run_blocks(head.blocks, hidden) for head in used]
@@ -124,7 +125,10 @@ class MedusaHeads(TrainedHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `TrainedHead`: one head per round, whatever tokens follow."""
+        """Yield the scores of one head per round; see `TrainedHead.unroll`.
+
+        Medusa heads do not read `embedded`.
+        """
         del embedded
         yield from jnp.moveaxis(self.logits(contexts, rounds, scorer), -2, 0)
 
@@ -134,8 +138,8 @@ class MedusaHeads(TrainedHead):
 class MedusaDrafter(HeadDrafter):
     """Drafts with Medusa heads.
 
-    A step drafts the most probable paths within its node budget, or with `tree.static_tree` the
-    same paths in every step.
+    A step drafts the most probable paths that fit in its node budget. With `tree.static_tree`,
+    every step drafts the same paths.
     """
 
     @property
@@ -168,7 +172,7 @@ class MedusaDrafter(HeadDrafter):
 
 
 def paths_of(tree: TreeConfig) -> list[Path]:
-    """Paths of ranks from which a step chooses N - 1 nodes; prefixes come first."""
+    """Return the paths of ranks from which a step chooses N - 1 nodes; prefixes come first."""
     if isinstance(tree.static_tree, tuple):
         return sorted(tree.static_tree, key=_order)
     paths = sorted(_possible_paths(tree), key=_order)
@@ -181,13 +185,15 @@ def paths_of(tree: TreeConfig) -> list[Path]:
 def _possible_paths(tree: TreeConfig, above: Path = (), better: int = 0) -> Iterator[Path]:
     """Yield every path that can be among the N - 1 most probable, whatever the probabilities.
 
-    A path is at least as probable as any other that is no shorter and has no lower rank. So a path
-    with N - 1 such paths besides itself cannot be chosen: for (0, 2) they are (0,), (0, 0), (0, 1).
+    Paths of the same or a greater length with the same or higher ranks at every depth cannot be
+    more probable than a given path. So a path cannot be chosen if at least N - 1 other paths are
+    certain to be as probable: for (0, 2) these are (0,), (0, 0) and (0, 1).
 
     Args:
-      tree: provides W, R and N.
+      tree: the shape of the tree, which provides W, R and N.
       above: prefix of the paths.
-      better: number of paths that are at least as probable as this prefix, itself included.
+      better: number of paths that are certainly at least as probable as this prefix, including the
+        prefix.
     """
     if len(above) == tree.draft_rounds:
         return
@@ -207,28 +213,29 @@ def _order(path: Path) -> tuple[int, Path]:
 def _assumed_acceptance(path: Path) -> float:
     """Return the assumed probability that a path is accepted.
 
-    From such probabilities the paper builds its tree greedily, one node at a time (section 2.3.3),
-    which yields the most likely nodes of all. The paper measures them; here they are assumed to be
-    0.55 / (rank + 1)^2 for the first head, and four fifths of the previous head's for each further
-    head. The authors report about 0.6 for the best token of the first head, and over 0.8 for its
-    five best tokens.
+    The paper measures such probabilities, and builds its tree from them greedily, one node at a
+    time (section 2.3.3). The result is the tree of the most likely nodes. This library assumes a
+    probability of 0.55 / (rank + 1)^2 for the first head, and for each further head four fifths of
+    the probability of the previous head. The authors report about 0.6 for the best token of the
+    first head, and over 0.8 for its five best tokens together.
     """
     return prod(0.55 * 0.8**head / (rank + 1) ** 2 for head, rank in enumerate(path))
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is from Medusa's authors, who do not state `model_type`.
+    """Whether `config.json` comes from Medusa's authors, whose files state no `model_type`.
 
-    Their files state the numbers of heads and blocks under the same names as ours, but no sizes
-    (https://github.com/FasterDecoding/Medusa).
+    The authors' files state the numbers of heads and blocks under the same names as this library's
+    files, but no sizes (https://github.com/FasterDecoding/Medusa).
     """
     return not stated.get("model_type") and "medusa_num_heads" in stated
 
 
 def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return the numbers of heads and blocks; for published heads also sizes, from the weights.
+    """Return the numbers of heads and blocks; for published heads the sizes come from the weights.
 
-    Some published files state fewer heads than they hold; the weights decide.
+    Some published files state fewer heads than they hold, so the number of heads comes from the
+    weights as well.
     """
     heads, layers = stated["medusa_num_heads"], stated["medusa_num_layers"]
     if stated.get("model_type"):
@@ -246,7 +253,7 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
 
 
 def to_files(config: MedusaConfig) -> dict[str, Any]:
-    """Return the fields of `config.json`; `draft_tokens` and `head` are ours, if not default."""
+    """Return the fields of `config.json`; `draft_tokens` and `head` are added if not default."""
     fields: dict[str, Any] = {
         "architectures": ["Medusa"],
         "model_type": MODEL_TYPE,
@@ -263,7 +270,7 @@ def to_files(config: MedusaConfig) -> dict[str, Any]:
 
 
 def stored_name(config: MedusaConfig, name: str) -> str:
-    """Map our names (heads.0.blocks.0.kernel) to theirs (0.0.linear.weight)."""
+    """Map a parameter's name (heads.0.blocks.0.kernel) to the authors' name (0.0.linear.weight)."""
     _, head, *path = name.replace("kernel", "weight").split(".")
     if path == ["lm_head", "weight"]:
         return f"{head}.{config.num_draft_layers}.weight"
@@ -272,16 +279,19 @@ def stored_name(config: MedusaConfig, name: str) -> str:
 
 
 def start_from_target(module: MedusaHeads, projection: Float[Array, "D U"]) -> None:
-    """Start every head as the target's projection, with zero blocks (the paper, section 2.1.1)."""
+    """Initialise every head with the target's projection and zero blocks (paper, section 2.1.1)."""
     for head in module.heads:
         for block in head.blocks:
             block.kernel[...] = jnp.zeros_like(block.kernel[...])
         if module.config.head == "own":
-            # Training donates its state, so no two heads may share a buffer.
+            # Each head needs a buffer of its own, because training donates its state.
             head.lm_head.kernel[...] = jnp.copy(projection)
 
 
 def count_reads(config: MedusaConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Count the reads: the used heads once, and the target's projection once for all of them."""
+    """Count the weights that drafting one tree reads, for cost estimates.
+
+    Each used head is read once, and the target's projection once for all heads.
+    """
     used = [(params["heads"][head], 1) for head in range(tree.draft_rounds)]
     return DraftReads(used, 1 if config.head == "target" else 0, 0)

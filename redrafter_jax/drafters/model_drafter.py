@@ -1,7 +1,8 @@
 """A language model as the drafter of another model with the same vocabulary (arXiv 2211.17192).
 
-The drafter reads the text into its own layers of the cache, or attends to those of a target of its
-own shape. Its trees are beams that attend to the text and to their own ancestors.
+The drafter either reads the text into its own layers of the cache, or attends to the target's keys
+and values, which must then have the same shape. Its trees are grown by beam search; each token
+attends to the text and to its own ancestors.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,8 +37,8 @@ class ModelDrafter(Drafter):
 
     Attributes:
       model: the model that drafts.
-      shares_cache: whether the model attends to the target's keys and values instead of its own,
-        which a part of the target can do; see `self_drafter`.
+      shares_cache: whether the model attends to the target's keys and values instead of its own.
+        Only a part of the target itself can do this; see `self_drafter`.
     """
 
     model: Target
@@ -76,16 +77,16 @@ class ModelDrafter(Drafter):
         return TreeConfig(beam_width=1, draft_rounds=4)
 
     def check(self, target: TargetConfig) -> None:
-        """Raise an error for a target with another vocabulary size."""
+        """Refuse a target with another vocabulary size."""
         ours, theirs = self.model.config.vocab_size, target.vocab_size
         if ours != theirs:
             raise InputError(
-                f"The drafter's vocabulary has {ours} tokens and the target's {theirs}; use a "
-                "model of the same vocabulary, such as a smaller one of the target's family."
+                f"The drafter's vocabulary has {ours} tokens, but the target's has {theirs}; use a "
+                "model with the target's vocabulary, such as a smaller one of the same family."
             )
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for trees of ranks, and trees wider or deeper than the model allows."""
+        """Refuse a static tree, and a tree that is wider or deeper than the model allows."""
         tree.check_beams("a model")
         tree.check_tokens(self.model.config.vocab_size)
         limit = self.model.config.position_limit
@@ -98,7 +99,7 @@ class ModelDrafter(Drafter):
     def read(
         self, target: Decoder, own: Any, cache: KVCache, decided: Decided
     ) -> tuple[Any, KVCache]:
-        """Read the tokens into the model's own layers, unless it shares the target's."""
+        """Read the tokens into the model's own layers; nothing is read with `shares_cache`."""
         del target
         if self.shares_cache:
             return own, cache
@@ -147,9 +148,9 @@ class ModelDrafter(Drafter):
 
 
 def count_reads(config: TargetConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Count the reads: all weights in every round.
+    """Count the weights that drafting one tree reads: all weights, in every round.
 
-    Rows of an embedding that is not also the vocabulary projection are not counted.
+    Rows of the embedding are not counted, unless the embedding is also the vocabulary projection.
     """
     rounds, embedding = tree.draft_rounds, "embed_tokens"
     head = embedding if config.tie_word_embeddings else "lm_head"

@@ -1,9 +1,9 @@
 """Attention in a growing tree: a node attends to decided tokens, its ancestors and itself.
 
-The nodes that a drafter has read in earlier rounds are in a buffer of M = 1 + W * (R - 1) places:
-the root in place 0, beam w of round r in place `1 + (r - 1) * W + w`. EAGLE heads leave place 0
-empty, because `read` writes the root's entry to the text's cache. Tokens of the last round are
-drafted but not read.
+The keys and values of nodes that the drafter has read are in a buffer of M = 1 + W * (R - 1)
+places. The root is in place 0, and beam w of round r is in place `1 + (r - 1) * W + w`. EAGLE heads
+leave place 0 empty, because `read` writes the root's entry to the cache of the text. Tokens of the
+last round are drafted but never read.
 """
 
 from typing import NamedTuple
@@ -23,9 +23,9 @@ _PerLayer = tuple[Float[Array, "B T K H"], ...]
 
 
 class NodeCache(NamedTuple):
-    """Keys and values of the nodes read so far, a tuple over layers.
+    """Keys and values of the nodes read so far, as a tuple over layers.
 
-    It is the value of `Grown.nodes`. Places of later rounds hold zeros.
+    A drafter keeps it in `Grown.nodes`. Places of later rounds hold zeros.
     """
 
     keys: tuple[Float[Array, "B M K H"], ...]
@@ -37,8 +37,8 @@ def init_nodes(shape: CacheShape, rows: int, tree: TreeConfig, dtype: DTypeLike)
 
     Args:
       shape: shape of the drafter's layers.
-      rows: B.
-      tree: provides W and R, and so M.
+      rows: B, number of rows.
+      tree: the shape of the tree; W and R determine M.
       dtype: dtype of keys and values.
     """
 
@@ -50,18 +50,18 @@ def init_nodes(shape: CacheShape, rows: int, tree: TreeConfig, dtype: DTypeLike)
 
 
 def init_seen(rows: int, tree: TreeConfig) -> Bool[Array, "B 1 M"]:
-    """Return the root's mask of seen places: none."""
+    """Return the mask of the places that the root sees, which are none."""
     return jnp.zeros((rows, 1, _places(tree)), bool)
 
 
 def see_themselves(seen: Bool[Array, "B w M"], round: Int[Array, ""] | int) -> Bool[Array, "B w M"]:
-    """Return each beam's mask of seen places: those of its ancestors and its own.
+    """Return the mask of the places that each beam sees: its ancestors' places and its own.
 
     The result belongs in `Grown.beams`, so that beams of the next round start with their parents'
     masks.
 
     Args:
-      seen: masks of the beams' parents.
+      seen: masks of the parents of the beams.
       round: round whose tokens are read.
     """
     _, w, M = seen.shape
@@ -85,16 +85,16 @@ def attend_to_ancestors(
     scale: float,
     window: int | None = None,
 ) -> Attend:
-    """Return the attention of a round's tokens in one layer.
+    """Return the attention of the tokens of one round, in one layer.
 
     Args:
       cache: the drafter's layers, with the decided tokens before the root.
       nodes: the nodes of earlier rounds.
-      layer: index of the layer among the drafter's.
+      layer: index of the layer, counted among the drafter's layers.
       seen: masks from `see_themselves`.
       round: round whose tokens are read.
       scale: factor on the scores before the softmax.
-      window: number of visible positions, the token's own included; None for all.
+      window: number of positions that a token sees, including its own; None for all positions.
     """
 
     def attend(
@@ -132,11 +132,11 @@ def add_nodes(
 def _write(
     places: Float[Array, "B M K H"], fresh: Float[Array, "B w K H"], round: Int[Array, ""] | int
 ) -> Float[Array, "B M K H"]:
-    # Written for attention in a layer, and again for the next round: small enough for that.
+    # This runs twice, for attention in a layer and for the next round; the buffer is small.
     start = first_place(round, fresh.shape[1])
     return jax.lax.dynamic_update_slice_in_dim(places, fresh, start, axis=1)
 
 
 def _places(tree: TreeConfig) -> int:
-    """M, the number of places."""
+    """Return M, the number of places."""
     return 1 + tree.beam_width * (tree.draft_rounds - 1)

@@ -1,8 +1,8 @@
-"""A drafter's own decoder layer, for decoding (over decided tokens) and training (over rows).
+"""The decoder layer that a drafter has of its own, for decoding and for training.
 
-The layer has an entry for each pair of a position's hidden state and the next token. In decoding,
-keys and values are in the drafter's layer of the cache; in training, those of a whole row are
-computed at once.
+The layer has an entry for each pair of a hidden state and the token after it. In decoding, the keys
+and values of decided tokens are in the drafter's layer of the cache. In training, the keys and
+values of a whole row are computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,10 +39,10 @@ Passed = tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T
 
 
 class PairLayer(nnx.Module):
-    """A decoder layer over a hidden state and the embedding of the next token.
+    """A decoder layer over pairs of a hidden state and the embedding of the next token.
 
-    Attention reads both, each through its own norm; the residual is the hidden state. A new layer
-    is the identity on the hidden state.
+    Attention reads both, each through its own norm. The residual adds to the hidden state alone,
+    and a new layer returns the hidden state unchanged.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -61,7 +61,7 @@ class PairLayer(nnx.Module):
         positions: Int[Array, "B T"],
         attend: Attend,
     ) -> Passed:
-        """Return the hidden states after the layer, and the entries' keys and values."""
+        """Return the hidden states after the layer, and the keys and values of the entries."""
         config = self.config
         pair = (
             normalised(embedded, self.embedding_norm, config),
@@ -76,12 +76,12 @@ class PairLayer(nnx.Module):
 def layer_config(
     vocab_size: int, width: int, shape: object, layers: int = 1, **more: Any
 ) -> TargetConfig:
-    """Return the configuration of a drafter's own decoder layers as that of a target.
+    """Return the configuration of a drafter's own layers, in the form of a target's configuration.
 
     Args:
-      vocab_size: V, the target's.
+      vocab_size: V, the target's vocabulary size.
       width: width of the layers' inputs and outputs.
-      shape: object with the attributes `LAYER_FIELDS`.
+      shape: object that has all attributes in `LAYER_FIELDS`.
       layers: number of layers.
       more: further fields of the configuration.
 
@@ -118,9 +118,10 @@ def read_decided(
 
     Args:
       run: function from positions and attention to the layer's outputs at the tokens.
-      own: output at the last decided token before these; kept for rows without new tokens.
-      cache: the drafter's layer, up to `decided.start`.
-      decided: the tokens.
+      own: the layer's output at the last decided token before these; rows without new tokens keep
+        it.
+      cache: the drafter's layer, with the entries before `decided.start`.
+      decided: the decided tokens.
       scale: factor on the scores of attention.
 
     Returns:
@@ -145,11 +146,11 @@ def attend_in_rows(
     scale: float,
     rollout: Sequence[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]] = (),
 ) -> Attend:
-    """Return the attention of training: a token attends to its document up to itself.
+    """Return the attention of training: a token attends to its own document, up to itself.
 
-    In later rounds of a rollout a position attends to its own drafted entries instead of itself:
-    `rollout` holds keys and values of the rounds so far, those of the true tokens first. Scores are
-    recomputed in the backward pass rather than stored.
+    In later rounds of a rollout, a position attends to its own drafted entries instead of the entry
+    of the true token. `rollout` holds the keys and values of the rounds so far; the first are those
+    of the true tokens. The backward pass recomputes the scores, which are not stored.
     """
     within = partial(prefill_attention, segments=segments, scale=scale)
 

@@ -32,8 +32,8 @@ class Reader:
     """Checks of the fields of one kind of published head; errors name the unsupported field.
 
     Attributes:
-      config: configuration class of the kind, whose name begins sentences without a file.
-      heads: name of the heads in sentences.
+      config: configuration class of the kind; its name begins an error that names no file.
+      heads: name of the heads in errors.
     """
 
     def __init__(self, config: type[HeadConfig], heads: str) -> None:
@@ -44,13 +44,13 @@ class Reader:
         raise FieldError(self.config, field, problem)
 
     def expect(self, stated: Mapping[str, Any], name: str, supported: Any) -> None:
-        """Raise an error if a field states another value than the supported one."""
+        """Refuse a field that states another value than the supported one."""
         value = stated.get(name)
         if value is not None and value != supported:
             self.refuse(name, f"is {value!r:.80}; only {supported!r} is supported.")
 
     def refuse_unknown(self, stated: Mapping[str, Any], known: set[str]) -> None:
-        """Raise an error for unknown fields, unless they are empty or false."""
+        """Refuse unknown fields, unless they are empty or false."""
         for name, value in stated.items():
             if name not in known and value not in (None, False, 0, "", [], {}):
                 self.refuse(
@@ -60,7 +60,7 @@ class Reader:
                 )
 
     def refuse_other_layers(self, stated: Mapping[str, Any]) -> None:
-        """Raise an error for decoder layers with a window, another activation or an MLP bias."""
+        """Refuse decoder layers with a window, another activation or a bias in the MLP."""
         self.expect(stated, "hidden_act", "silu")
         self.expect(stated, "mlp_bias", False)
         for kind in stated.get("layer_types") or ():
@@ -73,7 +73,7 @@ class Reader:
             self.refuse("use_sliding_window", "is True; heads with a window are not supported.")
 
     def flatten_speculators(self, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of speculators' files unnested."""
+        """Return the fields of speculators' files as one flat mapping."""
         layer = stated.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             self.refuse(
@@ -82,7 +82,10 @@ class Reader:
         return {**layer, **{name: value for name, value in stated.items() if value is not None}}
 
     def layers(self, field: str, numbers: Any, *, inputs: bool) -> tuple[int, ...]:
-        """Return the layers that a field's numbers mean; with `inputs` they number layer inputs."""
+        """Return the target layers that a field names by its numbers.
+
+        With `inputs`, number i names the input of layer i, which is the output of layer i - 1.
+        """
         if not isinstance(numbers, list) or any(type(one) is not int for one in numbers):
             self.refuse(field, f"is {numbers!r:.80}; layers must be a list of whole numbers.")
         first = 0 if inputs else -1
@@ -95,11 +98,13 @@ class Reader:
     def draft_tokens(
         self, stated: Mapping[str, Any], tables: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        """Return the field `draft_tokens`: entry i of the table `d2t` is the i-th token id minus i.
+        """Return the configuration field `draft_tokens` from the table `d2t`.
+
+        Entry i of the table is the token id of score i minus i.
 
         Args:
-          stated: the fields, unnested.
-          tables: the stored tables among `TABLES`.
+          stated: fields of `config.json`, as one flat mapping.
+          tables: those of the tables `TABLES` that the files hold.
 
         Raises:
           FieldError: the tables contradict each other or the fields, or are not ascending.
@@ -109,21 +114,23 @@ class Reader:
             if count not in (None, total):
                 self.refuse(
                     "draft_vocab_size",
-                    f"is {count}, of {total} tokens, but the files hold no table 'd2t' of them.",
+                    f"is {count}, but the files hold no table 'd2t' that says which {count} of the "
+                    f"{total} tokens they are; add the table.",
                 )
             return {}
         shifts = tables["d2t"].reshape(-1).astype(np.int64)
         if count not in (None, len(shifts)):
             self.refuse(
-                "draft_vocab_size", f"is {count}, but the table 'd2t' has {len(shifts)} entries."
+                "draft_vocab_size",
+                f"is {count}, but the table 'd2t' has {len(shifts)} entries; make them agree.",
             )
         tokens = np.arange(len(shifts)) + shifts
         if (np.diff(tokens) <= 0).any():
             at = int(np.argmax(np.diff(tokens) <= 0))
             self.refuse(
                 "draft_tokens",
-                f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; only tables that "
-                "ascend are supported: sort them, and the rows of 'lm_head.weight' alike.",
+                f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; sort the table, and "
+                "the rows of 'lm_head.weight' in the same order.",
             )
         if len(tokens) == total:  # the table lists all tokens
             return {}
@@ -132,9 +139,9 @@ class Reader:
             if len(known) != total or not np.array_equal(np.flatnonzero(known), tokens):
                 self.refuse(
                     "draft_tokens",
-                    f"are {len(tokens)} of {total} by the table 'd2t', and not those of 't2d', "
-                    f"which marks {np.count_nonzero(known)} of {len(known)}; they do not belong "
-                    "together.",
+                    f"differ between the table 'd2t', with {len(tokens)} of {total} tokens, and "
+                    f"the table 't2d', with {np.count_nonzero(known)} of {len(known)}; give tables "
+                    "of the same head.",
                 )
         return {"draft_tokens": tuple(tokens.tolist())}
 
@@ -146,12 +153,12 @@ def architectures(stated: Mapping[str, Any]) -> list[str]:
 
 
 def first_stated(stated: Mapping[str, Any], names: tuple[str, ...], otherwise: Any = None) -> Any:
-    """Return the first of these fields that is stated."""
+    """Return the value of the first of these fields that is stated; `otherwise` if none is."""
     return next((stated[name] for name in names if stated.get(name) is not None), otherwise)
 
 
 def to_tables(config: HeadConfig) -> dict[str, np.ndarray]:
-    """Return the tables of draftable tokens; none if all V can be drafted."""
+    """Return the tables of draftable tokens by name; empty if all V tokens can be drafted."""
     if config.draft_tokens is None:
         return {}
     tokens = np.asarray(config.draft_tokens, np.int64)

@@ -1,4 +1,4 @@
-"""Ranking of a drafter's next tokens, the same for all kinds of heads."""
+"""Ranking of the next tokens that a drafter scores; all kinds of heads share it."""
 
 from collections.abc import Callable
 
@@ -29,18 +29,20 @@ def rank_tokens(
 ) -> tuple[Float[Array, "B M X"], Int[Array, "B M X"]]:
     """Return the X best tokens at M positions, best first: log-probabilities, and indices into U.
 
-    The probabilities are those of the tokens that the target would draw if the drafter were right:
-    `log_softmax(sharpness * (filtered logits + temperature * noise))`. The drafter's error is in
-    the logits and does not depend on the temperature, so one sharpness suits all temperatures
+    If the drafter's scores were right, the target would draw the token with the highest sum of
+    filtered score and noise. So tokens are ranked by these sums, and their probabilities are
+    `softmax(sharpness * (filtered logits + temperature * noise))`. The drafter's error is in the
+    logits and does not depend on the temperature, so one sharpness suits all temperatures
     (docs/sampling.md).
 
     Args:
       logits: scores of the U draftable tokens; on a mesh, this device's shard.
-      noise: function that returns the noise with which the target will choose, for the same tokens.
-        It is called where the noise is added, so that XLA fuses both.
-      sampling: sampling settings of the rows; an adjustment must be for the same tokens.
-      tree: provides X, sharpness and candidates; X and candidates must not exceed U.
-      size: U.
+      noise: function that returns the noise with which the target will choose, for the U draftable
+        tokens. It is called where the noise is added, so that XLA can fuse both.
+      sampling: sampling settings of the rows; `adjustment` must be for the U draftable tokens.
+      tree: the shape of the tree, which provides X, sharpness and candidates; X and candidates must
+        not exceed U.
+      size: U, number of draftable tokens.
     """
     logits = adjust_drafts(logits, sampling)
     unit = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
@@ -68,8 +70,9 @@ def rank_tokens(
     else:
         total = _over_shards(_logsumexp_of_parts(parts), scores, size)
     best = best - total
-    # At most 0 despite rounding, or a child could outrank its parent in the budget. NaN, which
-    # ranks above all numbers, becomes -inf, so that a broken drafter drafts nothing.
+    # Rounding must not make a log-probability positive, or a child could outrank its parent in the
+    # node budget. `top_k` ranks NaN above all numbers, so NaN becomes -inf: a broken drafter then
+    # drafts nothing.
     best = jnp.where(jnp.isnan(best), -jnp.inf, jnp.minimum(best, 0.0))
     return best[..., : tree.extensions], tokens[..., : tree.extensions]
 
@@ -86,7 +89,7 @@ def highest(
 def _highest_of_shards(
     scores: Float[Array, "... part"], count: int, size: int
 ) -> tuple[Float[Array, "... C"], Int[Array, "... C"]]:
-    """Apply `highest` to an axis of the given size; each shard contributes C scores."""
+    """Apply `highest` to an axis of `size` entries; each shard contributes its C highest scores."""
     part = scores.shape[-1]
     best, where = highest(scores, min(count, part))
     if part == size:
@@ -101,15 +104,15 @@ def _highest_of_shards(
 def _over_shards(
     total: Float[Array, "... 1"], scores: Float[Array, "... part"], size: int
 ) -> Float[Array, "... 1"]:
-    """Return the logsumexp over an axis of the given size from this device's shard of it."""
+    """Return the logsumexp over an axis of `size` entries, from this device's shard of the axis."""
     part = scores.shape[-1]
     if part == size:
         return total
     return jax.nn.logsumexp(all_gather(total, size // part), axis=-1, keepdims=True)
 
 
-# On GPUs, pairs of a maximum and a sum relative to it are joined (arXiv 1805.02867), so that the
-# scores are read in a single pass.
+# On GPUs, the logsumexp joins pairs of a maximum and a sum of exponentials relative to it (arXiv
+# 1805.02867), so that the scores are read in a single pass.
 def _sums_of_parts(scores: Float[Array, "... M"]) -> Pair:
     none = jnp.float32(-jnp.inf), jnp.float32(0)
     return reduce_parts((scores, jnp.ones_like(scores)), none, _join_sums)

@@ -1,6 +1,6 @@
-"""The recurrent drafter: reading decided tokens, and a beam search with a recurrent head.
+"""The recurrent drafter: it reads decided tokens, and runs a beam search with a recurrent head.
 
-The trace of the beam search is the token tree.
+The beams that the search extends form the token tree.
 """
 
 from dataclasses import dataclass
@@ -49,12 +49,12 @@ def beam_search(
     Args:
       drafter: the recurrent head.
       embedding: the target's token embedding; on a mesh, this device's shard.
-      context: context of all rounds, from `read_context` or the attention layer.
+      context: context vector of all rounds, from `read_context` or from the attention layer.
       root: the last decided token.
-      noise: as in `grow`.
+      noise: noise at the positions after the root, from `draw_noise`.
       sampling: sampling settings of the rows.
-      tree: as in `grow`.
-      scorer: the target's vocabulary projection of the U tokens; None if the head has its own.
+      tree: the shape of the tree; see `grow`.
+      scorer: the target's projection to the U draftable tokens; None if the head has its own.
     """
 
     def advance(
@@ -82,7 +82,8 @@ def beam_search(
 class RecurrentDrafter(HeadDrafter):
     """Drafts with a recurrent head.
 
-    With `attention`, the state `own` is the layer's output at the last entry, `[B D]`.
+    With `attention`, the state `own` is the output of the attention layer at its last entry, `[B
+    D]`.
     """
 
     @property
@@ -101,7 +102,7 @@ class RecurrentDrafter(HeadDrafter):
         return CacheShape(1, layer.num_key_value_heads, layer.head_dim)
 
     def check(self, target: TargetConfig) -> None:
-        """Raise an error for a target that does not fit, or a mesh that cannot split the layer."""
+        """Refuse a target that does not fit, or a mesh that cannot split the attention layer."""
         super().check(target)
         if self.config.attention and self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "recurrent head")
@@ -114,9 +115,9 @@ class RecurrentDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B own"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B own"], KVCache]:
-        """Keep the hidden state at the last token, or the attention layer's output for it.
+        """Keep the hidden state at the last token, or the output of the attention layer there.
 
-        The layer gets an entry for every decided token.
+        The attention layer adds an entry for every decided token.
         """
         if not self.config.attention:
             return super().read(target, own, cache, decided)
@@ -152,13 +153,14 @@ class RecurrentDrafter(HeadDrafter):
 
 
 def count_reads(config: RecurrentConfig, params: Any, tree: TreeConfig) -> DraftReads:
-    """Count the reads: all weights in every round, but `context_proj` and `attention` once.
+    """Count the weights that drafting one tree reads, for cost estimates.
 
-    The attention layer reads, and embeds, the tokens of the accepted path.
+    All weights are read in every round, except `context_proj` and `attention`, which are read once.
+    The attention layer reads the tokens of the accepted path and their embeddings.
     """
     rounds = tree.draft_rounds
     once = ("context_proj", "attention")
     weights = [(part, 1 if name in once else rounds) for name, part in params.items()]
-    # The first round feeds the root, every later round W tokens.
+    # The first round reads the embedding of the root, every later round those of W tokens.
     fed = 1 + tree.beam_width * (rounds - 1) + (tree.max_path if config.attention else 0)
     return DraftReads(weights, rounds if config.head == "target" else 0, fed)

@@ -12,7 +12,7 @@ MODEL_TYPE = "recurrent_drafting_drafter"
 def to_files(config: RecurrentConfig) -> dict[str, Any]:
     """Return the fields of `config.json` as in Apple's code (`configuration_drafter.py`).
 
-    They are followed by `RecurrentConfig.beyond_apple`.
+    The fields of `RecurrentConfig.beyond_apple`, which Apple's layout lacks, come last.
     """
     return {
         "architectures": ["Drafter"],
@@ -28,10 +28,10 @@ def to_files(config: RecurrentConfig) -> dict[str, Any]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field `cell`; nothing if `config.json` states it by name.
+    """Return the field `cell` from `rnn`; nothing if `config.json` states `cell` itself.
 
-    Apple's layout has only `rnn`: true is the cell "simple", false is "sum". Our layout adds
-    `cell`.
+    Apple's layout has only the field `rnn`: true stands for the cell "simple", and false for "sum".
+    This library's layout adds `cell`.
 
     Raises:
       FieldError: `rnn` and `cell` contradict each other.
@@ -41,13 +41,16 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str
     if cell is None:
         return {"cell": "simple" if has_cell else "sum"}
     if has_cell == (cell == "sum"):
-        problem = f"is {cell!r} and rnn is {has_cell}, which contradict each other."
+        problem = f"is {cell!r}, which contradicts rnn, which is {has_cell}; leave rnn out."
         raise FieldError(RecurrentConfig, "cell", problem)
     return {}
 
 
 def stored_name(config: RecurrentConfig, name: str) -> str:
-    """Map our names (blocks.0.kernel, lm_head.kernel) to Apple's (lm_head.0.linear.weight)."""
+    """Map a parameter's name to Apple's name in the files.
+
+    For example, blocks.0.kernel becomes lm_head.0.linear.weight.
+    """
     name = name.replace("kernel", "weight")
     if name == "lm_head.weight":
         return f"lm_head.{config.num_draft_layers}.weight"

@@ -34,11 +34,11 @@ Cell = Literal["simple", "gru", "sum"]
 
 @dataclass(frozen=True)
 class RecurrentConfig(HeadConfig):
-    """Configuration of a recurrent head; the defaults are Apple's layout.
+    """Configuration of a recurrent head; by default it has the features of Apple's layout only.
 
     The recurrent state has the target's width. `head="low_rank"` factors the vocabulary projection
-    through `head_rank`; `head="target"` projects to the target's width, for the target's vocabulary
-    projection.
+    through `head_rank`. `head="target"` projects the features to the target's width and applies the
+    target's vocabulary projection.
 
     Attributes:
       exit_dim: width of the residual blocks and of the features; training uses twice the target's
@@ -48,7 +48,7 @@ class RecurrentConfig(HeadConfig):
         embeddings, both in Apple's layout; "gru" for a gated recurrent unit.
       head_rank: rank of the factored projection for `head="low_rank"`; None for other heads.
       attention: whether a decoder layer attends to the text before the recurrence. The fields below
-        configure the layer and are None without it; training uses the target's values by default.
+        configure this layer and are None without it; training takes unset fields from the target.
       intermediate_size: width of the layer's feed-forward block.
       num_attention_heads: Q, number of query heads.
       num_key_value_heads: K, number of key/value heads.
@@ -87,13 +87,13 @@ class RecurrentConfig(HeadConfig):
         require(fits or not low, self, "head_rank", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Raise an error for trees of ranks, or whose beams take more tokens than are draftable."""
+        """Refuse a static tree, and a tree that takes more tokens than the head can draft."""
         tree.check_beams("a recurrent head")
         super().check_tree(tree)
 
     @property
     def layer(self) -> TargetConfig:
-        """The configuration of the attention layer, as that of a target."""
+        """The configuration of the attention layer, in the form of a target's configuration."""
         try:
             return layer_config(self.vocab_size, self.hidden_size, self)
         except FieldError as error:
@@ -101,9 +101,9 @@ class RecurrentConfig(HeadConfig):
 
     @property
     def beyond_apple(self) -> dict[str, Any]:
-        """Fields that Apple's layout lacks, if they differ from Apple's behaviour.
+        """The fields that Apple's layout lacks, if they differ from the behaviour of Apple's code.
 
-        Empty for a drafter that Apple's code can read.
+        The mapping is empty for a drafter that Apple's code can read.
         """
         fields = {
             "cell": self.cell if self.cell == "gru" else None,
@@ -118,14 +118,20 @@ class RecurrentConfig(HeadConfig):
 
     @property
     def has_input_projection(self) -> bool:
-        """Whether `input_proj` exists; Apple's layout omits it if `[h ; s]` has the exit width."""
+        """Whether `input_proj` exists.
+
+        Apple's layout omits it if the concatenated context and state, `[h ; s]`, have width
+        `exit_dim`.
+        """
         return self.exit_dim != 2 * self.hidden_size
 
 
 class RecurrentHead(TrainedHead):
-    """`[context ; state]` -> projection -> residual blocks -> head -> scores of draftable tokens.
+    """Scores the next token from the context and the recurrent state.
 
-    All rounds share one set of weights; the state is zero before the root is fed.
+    The concatenation `[context ; state]` passes through a projection, residual blocks and the
+    vocabulary projection. All rounds share one set of weights. The state is zero before the root is
+    read.
     """
 
     config: RecurrentConfig
@@ -156,7 +162,7 @@ class RecurrentHead(TrainedHead):
             self.lm_head = Dense(rank, config.draft_vocab_size, bias=False, rngs=rngs)
 
     def read_context(self, context: Float[Array, "... Z"]) -> Float[Array, "... D"]:
-        """Project the target's hidden states to the context of all rounds; once per decode step.
+        """Project the target's hidden states to the context of all rounds, once per decode step.
 
         With `attention`, the result is the input of the attention layer.
         """
@@ -173,7 +179,10 @@ class RecurrentHead(TrainedHead):
         segments: Int[Array, "B T"],
         rounds: int,
     ) -> Float[Array, "B T Y"]:
-        """See `TrainedHead`: the outputs of the attention layer, if there is one."""
+        """Return the projected hidden states, or the outputs of the attention layer.
+
+        See `TrainedHead.contexts` for the arguments.
+        """
         del rounds
         if not self.attends:
             return hidden
@@ -186,10 +195,11 @@ class RecurrentHead(TrainedHead):
     def step(
         self, state: Float[Array, "... D"] | None, embedding: Float[Array, "... D"]
     ) -> Float[Array, "... D"]:
-        """Return the state after a token; `state` None is the zero state.
+        """Return the state after a token; if `state` is None, the previous state is zero.
 
         The cells are `SiLU(W e + U s + b)`, the running sum `s + e`, and the gated recurrent unit
-        of arXiv 1406.1078 with the reset gate after U (arXiv 1412.3555), as in PyTorch's GRU.
+        of arXiv 1406.1078 with the reset gate applied after U (arXiv 1412.3555), as in PyTorch's
+        GRU.
         """
 
         def recur(layer: Dense) -> Float[Array, "..."]:
@@ -224,10 +234,10 @@ class RecurrentHead(TrainedHead):
     def logits(
         self, inputs: Float[Array, "... twice"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores of the token after the one last fed to the state in `inputs`.
+        """Return float32 scores of the token after the one that the state in `inputs` read last.
 
-        The scores are those of the draftable tokens, in the order of `draft_token_ids`; on a mesh,
-        this device's shard of them. With `head="target"` the scorer computes them.
+        There is a score for each draftable token, in the order of `draft_token_ids`; on a mesh, the
+        scores are this device's shard. With `head="target"`, `scorer` computes them.
         """
         features = self.features(inputs)
         if self.config.head != "own":
@@ -244,7 +254,10 @@ class RecurrentHead(TrainedHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """See `TrainedHead`: the recurrence of decoding, fed with true tokens."""
+        """Yield the scores of the recurrence that decoding runs, with the true tokens as input.
+
+        See `TrainedHead.unroll` for the arguments.
+        """
         context = contexts if self.attends else self.read_context(contexts)
         state = jnp.zeros_like(context)
         for fed in range(rounds):

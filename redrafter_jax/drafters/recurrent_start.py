@@ -13,7 +13,7 @@ from redrafter_jax.drafters.recurrent_head import RecurrentHead
 
 
 def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:
-    """Return values for unset fields; an attention layer is like the target's."""
+    """Return values for unset fields; an attention layer gets the sizes of the target's layers."""
     del rounds
     open_fields = {"exit_dim": 2 * target.hidden_size, "num_draft_layers": 2}
     layer = {name: getattr(target, name) for name in LAYER_FIELDS} if told.get("attention") else {}
@@ -21,7 +21,9 @@ def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -
 
 
 def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) -> None:
-    """Start the head from the target's vocabulary projection, or from its leading directions.
+    """Initialise the head with the target's vocabulary projection.
+
+    If the head is narrower than the target, it gets the best approximation of its rank.
 
     Raises:
       FieldError: the head is wider than the target.
@@ -46,9 +48,10 @@ def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) ->
 def _low_rank(
     projection: Float[Array, "D U"], rank: int
 ) -> tuple[Float[Array, "E D"], Float[Array, "E U"]]:
-    """Return the best rank-E approximation: its E leading directions, and the projection on them.
+    """Return the best rank-E approximation of the projection, as two factors.
 
-    For E = D they are the identity and the projection itself.
+    The factors are the E leading directions of the projection, and the projection onto them. For E
+    = D they are the identity and the projection itself.
     """
     if rank == len(projection):
         return jnp.eye(rank), projection

@@ -1,7 +1,7 @@
 """Self-drafting: a target drafts for itself, with quantized weights, fewer layers, or both.
 
-Nothing is trained or loaded. The drafter's keys and values have the target's shape, so it attends
-to the target's cache and does not read the text itself.
+Nothing is trained or loaded. The keys and values of the drafter have the shape of the target's, so
+the drafter attends to the target's cache and does not read the text itself.
 """
 
 from dataclasses import dataclass, replace
@@ -20,18 +20,18 @@ from redrafter_jax.models.target import Target, init_target
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.parallel.model import Model
 
-# Prefix of the names of such drafters.
+# Prefix of the names of self-drafters.
 PREFIX = "self:"
 _FORMS = get_args(WeightFormat)
 
 
 @dataclass(frozen=True)
 class SelfDrafter:
-    """The part of a target that drafts, and its weight format.
+    """The part of a target that drafts, and the format of its weights.
 
     Attributes:
       name: the name that the user gave.
-      form: format of its matrices; None keeps the target's.
+      form: format of the drafter's matrices; None keeps the format of the target.
       layers: number of leading target layers to use; None for all.
     """
 
@@ -40,7 +40,7 @@ class SelfDrafter:
     layers: int | None = None
 
     def shape(self, target: TargetConfig) -> TargetConfig:
-        """Return the drafter's configuration, if the target supports it.
+        """Return the configuration of the drafter for this target.
 
         Raises:
           InputError: the target has too few layers, or its matrices do not fit int4.
@@ -50,8 +50,8 @@ class SelfDrafter:
             most = target.num_hidden_layers - (self.form is None)
             if not 1 <= self.layers <= most:
                 raise InputError(
-                    f"drafter is {self.name!r}; the target has {target.num_hidden_layers} layers, "
-                    f"of which from 1 to {most} can draft."
+                    f"drafter is {self.name!r}, but the target has {target.num_hidden_layers} "
+                    f"layers; name from 1 to {most} of them."
                 )
             config = target.with_layers(self.layers)
         if self.form is not None:
@@ -62,10 +62,11 @@ class SelfDrafter:
         return config
 
     def of(self, target: Target) -> ModelDrafter:
-        """Return the drafter, which shares the target's parameters that are not quantized.
+        """Return the drafter; it shares all parameters with the target that are not quantized.
 
         Raises:
-          InputError: as `shape`; or the weights to quantize are already quantized.
+          InputError: the target has too few layers, its matrices do not fit int4, or the weights to
+            quantize are already quantized.
         """
         decoder, config = target.merge(), self.shape(target.config)
         decoder.config = config

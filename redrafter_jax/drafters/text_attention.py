@@ -1,4 +1,4 @@
-"""Attention in a drafter's own layers, to the text so far and among the given tokens."""
+"""Attention in the layers of a drafter: to the text so far, and between the given tokens."""
 
 from jaxtyping import Array, Bool, Float
 
@@ -8,11 +8,11 @@ from redrafter_jax.types import KVCache
 
 
 def attend_to_text(cache: KVCache, layer: int, mask: Bool[Array, "B C C"], scale: float) -> Attend:
-    """Return the attention of C tokens to the cache, and to each other by the mask.
+    """Return the attention of C tokens to the cache, and to each other where the mask allows it.
 
     Args:
-      cache: the drafter's layers, with the tokens before.
-      layer: index of the layer among them.
+      cache: the drafter's layers of the cache, with the tokens before these C tokens.
+      layer: index of the layer, counted among the drafter's layers.
       mask: mask[b, i, j] is True if token i attends to token j; every token attends to itself.
       scale: factor on the scores before the softmax.
     """
@@ -36,7 +36,7 @@ def attend_to_text(cache: KVCache, layer: int, mask: Bool[Array, "B C C"], scale
 
 
 def in_dtype_of(cache: KVCache, attend: Attend) -> Attend:
-    """Return the attention computed in the cache's dtype, which is the target's."""
+    """Return the attention computed in the dtype of the cache, which is the target's dtype."""
     dtype = cache.keys[0].dtype
 
     def cast(

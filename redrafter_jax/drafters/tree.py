@@ -1,4 +1,4 @@
-"""Token trees: from beams, from ranks, from a chain, the root alone, and merges of two trees."""
+"""Token trees: made from beams, from ranks, from a chain or from a root, and merged."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from redrafter_jax.types import Beams, TokenTree
 
 
 def build_tree(root: Int[Array, " B"], beams: Beams, tree: TreeConfig) -> TokenTree:
-    """Build the tree of a beam search's trace, pruned to the node budget of the beams.
+    """Build the tree of a beam search, pruned to the node budget of the beams.
 
-    The (parent beam, token) pairs of a round are all distinct, so the trace is a tree without any
-    search for shared prefixes: pair x of round r is node `1 + r * X + x`. Pruning keeps the N most
-    likely nodes in their order. This keeps the ancestors of every kept node, because a child never
-    scores above its parent and ties go to the lower index. With `final_beams_only`, padding nodes
-    come last.
+    The (parent beam, token) pairs of a round are all distinct, so they are the nodes of a tree
+    without any search for shared prefixes: pair x of round r is node `1 + r * X + x`. Pruning keeps
+    the N most likely nodes in their order. The ancestors of a kept node are also kept, because a
+    child never scores above its parent and ties go to the lower index. With `final_beams_only`,
+    padding nodes come last.
     """
     nodes = _trace_nodes(root, beams)
     if tree.final_beams_only:
@@ -35,18 +35,19 @@ def rank_tree(
     paths: Sequence[tuple[int, ...]],
     budget: int,
 ) -> TokenTree:
-    """Build the tree of the N - 1 most probable paths among the given ones; N includes the root.
+    """Build the tree of the root and the N - 1 most probable of the given paths.
 
-    A path's log-probability is the sum of its tokens' log-probabilities, added in a fixed order, so
-    that rounding never puts a path above its own prefix. Ties go to the earlier path. Hence the N
-    best nodes include their ancestors.
+    The log-probability of a path is the sum of the log-probabilities of its tokens. They are added
+    in a fixed order, so that rounding never puts a path above its own prefix. Ties go to the
+    earlier path. So the tree holds the ancestors of all its nodes.
 
     Args:
       root: the last decided token.
       tokens: the W best tokens of each round, best first.
-      log_probs: their log-probabilities; at most 0, never NaN.
-      paths: one rank per round from the first round on; every path comes after its prefixes.
-      budget: N, at most the number of paths plus 1.
+      log_probs: log-probabilities of `tokens`; at most 0, never NaN.
+      paths: paths of ranks, one rank per round from the first round on; every path comes after its
+        prefixes.
+      budget: N, number of nodes including the root; at most the number of paths plus 1.
     """
     B, R, W = tokens.shape
     number = {(): 0} | {path: node for node, path in enumerate(paths, start=1)}
@@ -72,7 +73,7 @@ def rank_tree(
 def chain_tree(
     root: Int[Array, " B"], drafted: Int[Array, "B C"], found: Bool[Array, " B"]
 ) -> TokenTree:
-    """Build the chain of C drafted tokens below the root; padding nodes where `found` is False."""
+    """Build a chain of C drafted tokens below each root; only padding where `found` is False."""
     B, C = drafted.shape
     depth = jnp.broadcast_to(jnp.arange(C + 1, dtype=jnp.int32), (B, C + 1))
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
@@ -83,7 +84,7 @@ def chain_tree(
 
 
 def root_tree(root: Int[Array, " B"]) -> TokenTree:
-    """Build the tree of autoregressive decoding, the root alone."""
+    """Build the tree of autoregressive decoding, which is only the root."""
     return chain_tree(root, jnp.zeros((len(root), 0), jnp.int32), jnp.ones(len(root), bool))
 
 
@@ -99,7 +100,7 @@ def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
 def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
     """Replace every node that is not live by a padding node; see `TokenTree`.
 
-    The root must be live, and so must all ancestors of a live node.
+    The root and all ancestors of a live node must be live.
     """
     return TokenTree(
         tokens=jnp.where(live, tree.tokens, -1),
@@ -116,16 +117,17 @@ def share_nodes(
 ) -> tuple[TokenTree, Int[Array, " M"]]:
     """Keep the M most likely nodes of all rows' trees, and replace the others by padding nodes.
 
-    A node's likelihood is the drafter's probability of its path, so a node's ancestors are kept
-    before it. The root of an active row is always kept; inactive rows keep no node.
+    The likelihood of a node is the drafter's probability of its path, so the ancestors of a kept
+    node are kept as well. The root of an active row is always kept; inactive rows keep no node.
 
     Args:
       tree: the trees.
       active: whether a row has a tree.
-      total: M, at least B.
+      total: M, number of nodes to keep; at least B.
 
     Returns:
-      The trees, and M node numbers, kept nodes first; node n of row b has number b N + n.
+      The trees, and M node numbers, which begin with those of kept nodes. Node n of row b has the
+      number b N + n.
     """
     is_root = jnp.arange(tree.tokens.shape[1]) == 0
     # A user's drafter may return NaN, which `top_k` would rank above the roots.
@@ -138,21 +140,25 @@ def share_nodes(
 
 
 def _single_origin(tokens: Int[Array, "B N"]) -> Int[Array, "B N"]:
-    """Origins of the nodes of a tree from a single source."""
+    """Return the origins of the nodes of a tree that has a single source."""
     return jnp.zeros_like(tokens).at[:, 0].set(-1)
 
 
 def matching_paths(tree: TokenTree, matches: Bool[Array, "B N"]) -> Bool[Array, "B N"]:
-    """Return which nodes match together with all their ancestors."""
+    """Return which nodes match and have only ancestors that match."""
     return ~(tree.mask & ~matches[:, None, :]).any(axis=-1)
 
 
 def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B N N"]:
-    """Return mask[b, i, j]: node j is node i or an ancestor at most `max_depth` levels above it."""
+    """Return mask[b, i, j]: whether node j is node i or one of its ancestors.
+
+    Only ancestors at most `max_depth` levels above a node are marked.
+    """
     B, N = parents.shape
     nodes = jnp.arange(N)
-    # Each turn doubles the known ancestors of a node, by appending those of the farthest one. With
-    # one parent per turn, XLA's compile time would grow exponentially with the depth.
+    # Each turn doubles the number of known ancestors of a node: it adds the known ancestors of the
+    # farthest one. If a turn added one parent, XLA's compile time would grow exponentially with the
+    # depth.
     path = jnp.broadcast_to(nodes[:, None], (B, N, 1))
     farthest = parents
     for _ in range(max_depth.bit_length()):
@@ -165,9 +171,9 @@ def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B 
 def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
     """Append up to C nodes of another tree that this tree lacks, followed by padding nodes.
 
-    Nodes are equal if their paths from the root spell the same tokens, so siblings stay distinct.
-    Nodes are appended in the other tree's order, so none lacks its parent. Each tree has a single
-    source; the other tree's source is the second.
+    Two nodes are equal if the paths from the root to them have the same tokens, so siblings stay
+    distinct. The other tree's nodes are appended in their order, so that a parent always precedes
+    its child. All nodes of a tree have the same source, and the other tree's source is the second.
     """
     B, N = tree.tokens.shape
     same = _same_nodes(other, tree)
@@ -192,7 +198,7 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
         deepest = jnp.max(jnp.where(nodes, jnp.arange(nodes.shape[2]), 0), axis=2)
         return jnp.take_along_axis(tree.log_probs, deepest, axis=1)
 
-    # The shared part of a path is scored by this tree, the rest by the other.
+    # This tree scores the part of a path that both trees have; the other tree scores the rest.
     further = take(other.log_probs) - score_of_deepest(other, above & same.any(axis=2)[:, None])
     scores = score_of_deepest(tree, shared) + further
 
@@ -211,13 +217,13 @@ def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
     )
 
 
-# Tokens, parents, depth and log-probabilities: of all nodes of the trace, and of the kept nodes.
+# Tokens, parents, depth and log-probabilities, of all drafted nodes and of the kept nodes.
 _Nodes = tuple[Int[Array, "B M"], Int[Array, "B M"], Int[Array, "B M"], Float[Array, "B M"]]
 _Kept = tuple[Int[Array, "B N"], Int[Array, "B N"], Int[Array, "B N"], Float[Array, "B N"]]
 
 
 def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
-    """Tokens, parents, depth and log-probabilities of the root and all nodes of the trace."""
+    """Return tokens, parents, depth and log-probabilities of the root and all drafted nodes."""
     B, R, X = beams.tokens.shape
     rounds = jnp.arange(R, dtype=jnp.int32)[:, None]
     parents = jnp.where(rounds == 0, 0, 1 + (rounds - 1) * X + beams.parents)
@@ -236,7 +242,7 @@ def _trace_nodes(root: Int[Array, " B"], beams: Beams) -> _Nodes:
 
 
 def _keep_final_beams(nodes: _Nodes, tree: TreeConfig) -> _Nodes:
-    """Move the nodes from which no beam of the last round descends to the end, in order.
+    """Move the nodes without a descendant in the last round's beams to the end, in order.
 
     Their log-probability is set to -inf.
     """

@@ -1,1 +1,1 @@
-"""The one engine: requests take rows of a decode state, read their prompts and decode."""
+"""The decoding engine: requests take rows of a decode state, read their prompts and decode."""

@@ -28,8 +28,8 @@ def make_row(
 ) -> Row:
     """Check a request as `generate` does, and return it as a row.
 
-    `stop_tokens` is the default for requests without stop tokens. `stop_width` is E, the maximum
-    number of stop tokens; None uses as many as this request needs.
+    `stop_tokens` are the stop tokens of a request that has none of its own. `stop_width` is E, the
+    maximum number of stop tokens; if it is None, E is the number of stop tokens of this request.
 
     Raises:
       InputError: a value does not fit the target, or there are too many stop tokens.
@@ -49,20 +49,23 @@ def make_row(
 
 
 def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
-    """The row that idle places of a prefill pass read, with the maximum number of stop tokens."""
+    """Build the row that idle places of a prefill pass read.
+
+    It has the maximum number of stop tokens, so that its arrays have the shapes of every other row.
+    """
     return make_row(target, -1, Request([0], 1, 0), (*stop_tokens, *[0] * OWN_STOPS))
 
 
 def beginnings(
     slots: Sequence[Row | None], admitted: Mapping[int, int], part: int, shape: tuple[int, int]
 ) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, "G S"]]:
-    """Rows whose first tokens are already cached, and these tokens.
+    """Find the rows whose first tokens are already cached, and those tokens.
 
     Args:
       slots: all slots.
-      admitted: slots of newly admitted requests, by place in the pass.
+      admitted: slot of each newly admitted request; the key is the place in the pass.
       part: number of slots per shard of the mesh.
-      shape: G, places of the pass, and S, size of the token buffer.
+      shape: (G, S): the number of places in the pass, and the size of the token buffer.
     """
     rows, tokens = np.full(shape[0], part, np.int32), np.zeros(shape, np.int32)
     for at, index in admitted.items():
@@ -84,10 +87,10 @@ def next_chunk(
 
     Args:
       slots: all slots.
-      places: slot to read for, by place in the pass.
+      places: slot whose prompt is read; the key is the place in the pass.
       part: number of slots per shard of the mesh.
-      shape: G, places of the pass, and C, tokens of a chunk.
-      idle: row that the other places read.
+      shape: (G, C): the number of places in the pass, and the number of tokens in a chunk.
+      idle: row that all places without a prompt read.
     """
     G, C = shape
     # Row `part` is out of range: an idle place.
@@ -113,11 +116,11 @@ def next_chunk(
 def controls_of(
     config: TargetConfig, requests: Mapping[int, Request], rows: int
 ) -> Controls | None:
-    """Text-dependent sampling controls of requests, as NumPy arrays; None if no request has any.
+    """Build the text-dependent sampling controls of requests; None if no request has any.
 
     Args:
-      config: config of the target.
-      requests: requests by place in the batch.
+      config: configuration of the target.
+      requests: requests; the key is the place in the batch.
       rows: number of places; places without a request have no controls.
     """
     asked = {at: one.sampling for at, one in requests.items() if one.sampling.adjusts}
@@ -156,7 +159,7 @@ def _filled(value: int | float, *shape: int) -> Any:
 def first_masks(
     rows: Mapping[int, Row], count: int, vocab_size: int
 ) -> Int[np.ndarray, "G words"] | None:
-    """Masks of the tokens allowed next, by place in a batch of G; None if no row has a grammar."""
+    """Build the masks of the tokens allowed next, one per place; None if no row has a grammar."""
     matchers = {at: row.matcher for at, row in rows.items() if row.matcher is not None}
     if not matchers:
         return None
@@ -169,12 +172,12 @@ def first_masks(
 def next_batch(
     active: Sequence[int], rows: int, parts: Sequence[range]
 ) -> tuple[Int[np.ndarray, " G"], dict[int, int]]:
-    """Rows of the next decode batch, and the slot at each place.
+    """Lay out the next decode batch: return the row at each place, and the slot at each place.
 
     Args:
       active: slots to decode.
       rows: G, places of the batch, at least the number of active slots.
-      parts: slots of each shard of the mesh.
+      parts: ranges of slots, one per shard of the mesh.
     """
     size = len(parts[0])
     batch = np.full(rows, size, np.int32)

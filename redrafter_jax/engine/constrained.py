@@ -38,16 +38,16 @@ def hold(
     grammars: PerRow[Grammar | CompiledGrammar | None],
     tokenizer: Any,
 ) -> list[Request]:
-    """Return the requests with their compiled grammars.
+    """Attach the compiled grammars to the requests.
 
     Args:
-      config: config of the target.
-      requests: from `check_batch`.
-      grammars: one for all rows, or one per row; None for none.
-      tokenizer: from `load_tokenizer`; not needed for compiled grammars.
+      config: configuration of the target.
+      requests: requests returned by `check_batch`.
+      grammars: one grammar for all rows, or one per row; None leaves a row unconstrained.
+      tokenizer: tokenizer from `load_tokenizer`; only grammars that are not compiled need it.
 
     Raises:
-      InputError: a grammar cannot be used, or needs a tokenizer.
+      InputError: a grammar cannot be used, or there is no tokenizer to compile it with.
     """
     rows = len(requests)
     compilers: dict[tuple[int, ...], GrammarCompiler] = {}
@@ -58,7 +58,8 @@ def hold(
             backend = getattr(tokenizer, "backend_tokenizer", None)
             if backend is None:
                 raise InputError(
-                    "grammars need a tokenizer; give tokenizer=load_tokenizer(target)."
+                    "A Grammar is compiled with a tokenizer, and none is given; give "
+                    "tokenizer=load_tokenizer(target)."
                 )
             stops = request.stop_tokens or ()
             if stops not in compilers:
@@ -76,16 +77,16 @@ def hold(
 def check_grammar(
     config: TargetConfig, grammar: CompiledGrammar, sampling: SamplingConfig, stops: Sequence[int]
 ) -> None:
-    """Raise an error if a request cannot use a grammar.
+    """Refuse a grammar that does not fit the target or the other settings of its request.
 
     Args:
-      config: config of the target.
+      config: configuration of the target.
       grammar: the grammar.
       sampling: sampling settings of the request.
       stops: stop tokens of the request.
 
     Raises:
-      InputError: the grammar has another vocabulary, or other settings decide where the text ends.
+      InputError: the grammar is for another vocabulary, or `stops` or `min_tokens` contradict it.
     """
     if grammar.vocab_size != config.vocab_size:
         raise InputError(
@@ -94,13 +95,13 @@ def check_grammar(
         )
     if not grammar.end_tokens <= set(stops):
         raise InputError(
-            "The request has a grammar whose end tokens are not all among its stop tokens; leave "
-            "its stop tokens out."
+            "The request has a grammar, but its stop tokens lack some tokens that end the text of "
+            "the grammar; leave the request's stop tokens out."
         )
     if sampling.min_tokens:
         raise InputError(
-            f"min_tokens is {sampling.min_tokens}, but a grammar decides where its text ends; "
-            "leave min_tokens out."
+            f"min_tokens is {sampling.min_tokens}, but the request has a grammar, which alone "
+            "decides where the text ends; leave min_tokens out."
         )
 
 
@@ -122,12 +123,12 @@ def step_in_two(
       target: the target model.
       drafter: the drafter.
       state: decode state of B rows, donated.
-      rows: decoding rows by place in the batch.
-      batch: `rows` of `decode_rows`, placed on the mesh.
-      controls: as in `decode_rows`, placed on the mesh.
+      rows: decoding rows; the key is the place in the batch.
+      batch: row of the state at each place, as `rows` in `decode_rows`, placed on the mesh.
+      controls: controls of the rows, as in `decode_rows`, placed on the mesh.
       masks: bit masks of the tokens allowed after each text.
-      tree: the shape of the trees; None is the root alone.
-      top: as in `read_rows`.
+      tree: the shape of the trees; with None, a tree is only the root.
+      top: number of most likely tokens to report per position, as in `read_rows`.
     """
     mesh, V = target.mesh, target.config.vocab_size
     # A single forced token needs no extra node: the drafter finds it by the mask.
@@ -159,12 +160,12 @@ def propose_rows(
       target: the target model.
       drafter: the drafter; it sees the masks after the roots.
       state: decode state of B rows, not donated.
-      rows: as in `decode_rows`.
-      controls: as in `decode_rows`.
+      rows: row of the state at each place, as in `decode_rows`.
+      controls: controls of the G rows, as in `decode_rows`.
       masks: bit masks of the tokens allowed after each root.
-      forced: tokens that must follow each root, padded with -1; they become nodes of the tree. F is
-        less than P, and 0 if the tree is the root alone.
-      tree: the shape of the trees; None is the root alone.
+      forced: the tokens that the grammar forces after each root, padded with -1; they become nodes
+        of the tree. F is less than P, and 0 if a tree is only the root.
+      tree: the shape of the trees; with None, a tree is only the root.
     """
     decoder, V = target.merge(), target.config.vocab_size
     batch = with_controls(_batch_of(state, rows), controls, V)
@@ -205,12 +206,12 @@ def decide_rows(
       target: the target model.
       drafter: the drafter.
       state: decode state of B rows at the time of the proposal, donated.
-      rows: as in `decode_rows`.
-      controls: as in `decode_rows`.
+      rows: row of the state at each place, as in `decode_rows`.
+      controls: controls of the G rows, as in `decode_rows`.
       drafted: the proposed trees.
       masks: bit masks of the tokens allowed at each node.
       tree: the shape of the proposed trees.
-      top: as in `read_rows`.
+      top: number of most likely tokens to report per position, as in `read_rows`.
     """
     decoder, V = target.merge(), target.config.vocab_size
     before, idle = _batch_of(state, rows), rows >= len(state.done)
@@ -234,7 +235,7 @@ def _batch_of(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
 
 
 def _forced_tokens(rows: Mapping[int, Row], count: int, most: int) -> Int[np.ndarray, "G F"]:
-    """Tokens that must follow the texts, at most `most` = F per row, padded with -1."""
+    """Find the tokens that grammars force after each text: up to F = `most`, padded with -1."""
     forced = np.full((count, most), -1, np.int32)
     for at, row in rows.items():
         tokens = [] if row.matcher is None or not most else row.matcher.forced(most)

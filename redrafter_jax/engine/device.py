@@ -1,8 +1,8 @@
-"""The device side of the engine: programs on a decode state whose rows serve changing requests.
+"""The programs that the engine runs on the device, over a decode state of B rows.
 
-The programs know no queue: the caller says which rows read which tokens, and which rows decode.
-Shapes depend on sizes alone, so new requests compile nothing. On a mesh, each device numbers the
-rows of its shard from 0.
+The programs know nothing about the queue: the caller says which rows read which tokens, and which
+rows decode. The shapes of the arrays depend only on sizes such as B and C, so a new request
+compiles nothing. On a mesh, each device numbers the rows of its shard from 0.
 """
 
 import math
@@ -34,13 +34,14 @@ class Chunk(NamedTuple):
     """The input of one prefill pass: C tokens of the prompts of G rows.
 
     Attributes:
-      rows: row of the state at each place, B for an idle place. If G is B, place i is row i or
-        idle.
+      rows: row of the state at each place of the pass; B marks an idle place. If G is B, place i is
+        row i or idle.
       begins: position of the first token that is read.
-      is_new: whether nothing of the request has been read before.
-      following: the token after the chunk, if the prompt is longer.
+      is_new: whether this is the first chunk of the request.
+      following: the token after the chunk, if the prompt goes on after it.
       speculates: whether trees are drafted for the row.
-      requests: the requests; their tokens start at `begins`, padded past the end of the prompt.
+      requests: the requests; their `tokens` begin at position `begins`, padded past the end of the
+        prompt.
     """
 
     rows: Int[Array, " G"]
@@ -64,11 +65,11 @@ def empty_rows(
     Args:
       target: the target model.
       drafter: the drafter that will read and propose.
-      rows: B.
+      rows: B, number of rows.
       slots: S, maximum number of tokens of a row.
       stop_width: E, maximum number of stop tokens of a row.
-      pages: cache pages over all devices along `data`; None for S slots per row. On a mesh, or with
-        any other number of pages, the page table is not set.
+      pages: number of cache pages over all devices along `data`; None allocates S slots per row.
+        The page table is only set for None, and without a mesh.
     """
     if target.mesh is None:
         return _empty(target, drafter, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
@@ -90,13 +91,13 @@ def row_shapes(
     stop_width: int,
     pages: int | None = None,
 ) -> DecodeState:
-    """Shapes of the state that `empty_rows` creates; the models may be shapes too."""
+    """Return the shapes of the state that `empty_rows` creates; the models may be shapes too."""
     make = partial(_empty, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
     return jax.eval_shape(make, target, drafter)
 
 
 def page_bytes(target: Target, drafter: Drafter) -> int:
-    """Bytes per page on each device that holds it, over all layers, including the drafter's."""
+    """Return the bytes of one cache page on one device, over all layers of target and drafter."""
     parts = data_shards(target.mesh)
     cache = row_shapes(target, drafter, parts, PAGE, 1, pages=parts).cache
     layers = cache.keys + cache.values
@@ -143,9 +144,10 @@ def _empty(
 def write_texts(
     target: Target, state: DecodeState, rows: Int[Array, " G"], texts: Int[Array, "G S"]
 ) -> DecodeState:
-    """Write the texts of rows whose cache pages are shared, and therefore not read.
+    """Write to some rows the tokens whose keys and values are already in shared cache pages.
 
-    An entry B of `rows`, one past the last row, writes nothing.
+    These tokens are not read by a prefill pass, so they must be written here. Where `rows` is B,
+    one past the last row, nothing is written.
     """
     del target  # only used by `per_shard`, for the mesh
     return state._replace(tokens=state.tokens.at[rows].set(texts, mode="drop"))
@@ -164,9 +166,9 @@ def read_rows(
     top: int | None = None,
     prompt_top: int | None = None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
-    """Run one prefill pass, and choose the first token of rows whose prompts end in it.
+    """Run one prefill pass, and choose the first token of each row whose prompt ends in the chunk.
 
-    Until its prompt ends, a row is done, and its cache holds what has been read.
+    A row stays marked as done until its prompt has been read to the end.
 
     Args:
       target: the target model.
@@ -174,19 +176,21 @@ def read_rows(
       state: decode state of B rows, donated.
       chunk: the tokens to read.
       controls: controls of the G rows; None if no row has any.
-      masks: bit masks of the tokens allowed first; None for all tokens.
+      masks: bit masks of the tokens that grammars allow as the first token; None allows all tokens.
       top: M, number of most likely tokens to report per position; None reports no
         log-probabilities.
-      prompt_top: the same for the prompt's own tokens.
+      prompt_top: number of most likely tokens to report per position of the prompt; None reports no
+        log-probabilities of the prompt.
 
     Returns:
-      The state; the gains of the G rows in this one call, 0 or 1 token each; which rows have ended.
+      The state; the gains of the G rows in this one target call, 0 or 1 token each; and which rows
+      have ended.
     """
     rows, begins, is_new, following, speculates, requests = chunk
     B, C, V = len(state.done), requests.tokens.shape[1], target.config.vocab_size
     live, lengths = rows < B, requests.lengths
     old = state if len(rows) == B else take_rows(state, rows)
-    # For the pass, a row that reads nothing has an empty text.
+    # In this pass, a row that reads nothing has length 0, so that attention skips it.
     start, ends = (jnp.where(live, one, 0) for one in (begins, lengths))
     fresh = jnp.concatenate([requests.tokens, following[:, None]], axis=1)
     decoder = target.merge()
@@ -248,7 +252,7 @@ def read_rows(
     return state, (gains, finished & done)
 
 
-# Fields that an idle row keeps; its tokens and its cache are not written in the first place.
+# Fields restored for idle rows. Tokens and cache need no restoring: idle rows do not write them.
 _SMALL = ("root", "speculates", "done", "limits", "stop_tokens", "sampling", "own")
 
 
@@ -266,24 +270,24 @@ def decode_rows(
     steps: int,
     top: int | None = None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
-    """Run decode steps of some rows, as a batch of G, until all of them are done.
+    """Run decode steps of G rows, until all of them are done or `most` steps have run.
 
-    Other rows do not change. If all places are idle, all steps are run, for timing.
+    Other rows do not change. If all places are idle, all `most` steps run; this is for timing.
 
     Args:
       target: the target model.
-      drafter: the drafter; it reads the decided tokens, whatever the tree.
+      drafter: the drafter; it reads the decided tokens even if `tree` is None.
       state: decode state of B rows, donated.
-      rows: row of the state at each place, B for an idle place. If G is B, place i is row i or
-        idle.
-      most: maximum number of steps, at most X.
-      controls: as in `read_rows`.
-      tree: the shape of the trees; None is the root alone.
-      steps: X, number of steps for which the result has room.
-      top: as in `read_rows`.
+      rows: row of the state at each place of the batch; B marks an idle place. If G is B, place i
+        is row i or idle.
+      most: maximum number of steps of this call, at most X.
+      controls: controls of the G rows, as in `read_rows`.
+      tree: the shape of the trees; with None, a tree is only the root.
+      steps: X, number of steps for which the returned arrays have room.
+      top: number of most likely tokens to report per position, as in `read_rows`.
 
     Returns:
-      The state; the gains of the G rows in each of X calls; which rows have ended.
+      The state; the gains of the G rows in each of X target calls; and which rows have ended.
     """
     B, V = len(state.done), target.config.vocab_size
     all_rows = len(rows) == B
@@ -368,7 +372,10 @@ def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
 
 
 def take_rows(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
-    """Gather rows of the state; the pages stay shared. Out-of-range rows read the last row."""
+    """Gather rows of the state; an index past the last row takes the last row.
+
+    The pages of the cache are not copied: both states share them.
+    """
     # Barrier: XLA for CPUs would fuse the gather with its readers, and copy all rows before writes.
     picked = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], _by_row(state)))
     return state._replace(**picked, cache=rows_of(state.cache, rows))

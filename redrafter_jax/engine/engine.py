@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave the batch while other requests are decoded.
 
-The tokens of a request depend on nothing but the request, as in `generate`.
+The text of a request depends on the request alone, not on the other requests in the batch.
 """
 
 import time
@@ -57,36 +57,40 @@ class Engine:
     `TreeConfig`; the engines of `engine.led` need neither restriction.
 
     Attributes:
-      adaptive: whether the engine may decode without drafting while a tree does not pay.
-      longest_path: P of the largest tree.
+      adaptive: whether the engine may decode without drafting while drafting is slower.
+      longest_path: P of the tree with the longest path.
       steps_per_call: maximum number of decode steps per `advance`; each value compiles.
-      counters: totals over all requests.
-      on_admission: callback for a request's first slot, before its prompt is read; called with the
-        request's number and the number of its prompt tokens that are already cached.
+      counters: totals over all requests since the engine was made.
+      on_admission: callback for the first time that a request gets a slot, before its prompt is
+        read. It gets the request's number, and the number of its prompt tokens that are already
+        cached.
 
     Args:
       target: the target model.
       drafter: as in `generate`.
-      tree: the shape of the trees, or the tuner's table, from which the tree is chosen by the
-        number of decoding rows and their mean temperature; None is the drafter's default.
+      tree: the shape of the trees, or the table of `python -m eval tune`, from which the engine
+        chooses a tree by the number of decoding rows and their mean temperature. None is the
+        drafter's default.
       adaptive: whether to decode without drafting while a tree gains less than it costs; None means
         True unless `tree` is a `TreeConfig`.
-      slots: B, rows that decode together; a multiple of the mesh's `data`.
+      slots: B, number of rows that decode together; a multiple of the mesh's `data`.
       context_length: maximum number of tokens of a request, prompt included.
-      cache_memory: bytes of cache per device, in pages of 64 tokens that all requests share; None
-        for as many pages as all slots can need. Requests wait while too few pages are free. If
-        none is left for a running request, the last request by rank gives up its slot and resumes
-        later.
-      queue_limit: maximum number of waiting requests, not counting those that free slots can take
-        next (none while pages are lacking); None for no limit.
-      stop_tokens: default stop tokens; None uses the target's.
-      steps_per_call: decode steps between two checks for finished rows; None for as many as a text
-        can need.
-      prefill_chunk: prompt tokens that are read per prefill pass; None uses the platform's default.
-      prefill_rows: prompts that are read together, on each shard along `data`. If more than 1,
-        prompts wait for each other while rows decode.
-      row_counts: batch sizes besides B for which decoding is compiled, so that few active rows cost
-        less. None uses the table's batch sizes, or without a table the mesh's `data`.
+      cache_memory: bytes of cache per device, in pages of 64 tokens that all requests share. None
+        allocates the pages that all slots need at `context_length`. Requests wait while too few
+        pages are free. If a running request finds no free page, the last running request by rank
+        gives up its slot and resumes later.
+      queue_limit: maximum number of waiting requests; None for no limit. Requests that free slots
+        can take next are not counted, unless pages are lacking.
+      stop_tokens: default stop tokens; None uses the target's stop tokens.
+      steps_per_call: decode steps between two checks for finished rows; None for the number of
+        steps that a text of `context_length` tokens can need.
+      prefill_chunk: prompt tokens that a prefill pass reads of each prompt; None uses the
+        platform's default.
+      prefill_rows: number of prompts that are read together, on each shard along `data`. If it is
+        more than 1, prompts wait for each other while rows decode.
+      row_counts: batch sizes besides B for which decoding is compiled, so that a few active rows
+        cost less than B rows. None uses the batch sizes of the table of trees, or without a table
+        the mesh's `data`.
       top_log_probs: number of most likely tokens to report with each token and its log-probability;
         None reports no log-probabilities.
       clock: function that returns seconds, for deadlines.

@@ -22,8 +22,8 @@ class Submitted(NamedTuple):
     """A request on its way to another process.
 
     Attributes:
-      request: without its grammar.
-      grammar: as `CompiledGrammar.stated`; None without one.
+      request: the request, with its grammar removed.
+      grammar: the grammar in the form of `CompiledGrammar.stated`; None without a grammar.
     """
 
     request: Request
@@ -31,13 +31,14 @@ class Submitted(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A call of `advance`, and what came before it.
+    """A call of `advance`, with the other calls that preceded it.
 
     Attributes:
-      calls: since the turn before, requests that were submitted and numbers that were cancelled.
-      passes: as in `advance`.
-      steps: as in `advance`.
-      now: seconds of the clock of the process that leads.
+      calls: the requests submitted and the numbers of requests cancelled since the previous turn,
+        in order.
+      passes: the argument of `advance`.
+      steps: the argument of `advance`.
+      now: time in seconds on the leading process's clock.
     """
 
     calls: list[Submitted | int]
@@ -50,8 +51,8 @@ class LedEngine(Engine):
     """The engine of one process among several that decode as one.
 
     Args:
-      link: to the other processes.
-      options: of `Engine`, all but its clock.
+      link: connection to the other processes.
+      options: options of `Engine`, except `clock`.
     """
 
     def __init__(self, link: Leader | Follower, *arguments: Any, **options: Any) -> None:
@@ -68,11 +69,11 @@ class LedEngine(Engine):
 
 
 class LeadingEngine(LedEngine):
-    """The engine of the process that leads, which tells the others of every call.
+    """The engine of the leading process, which sends each call to the other processes.
 
     Args:
-      link: to the other processes.
-      options: as in `LedEngine`.
+      link: connection to the other processes.
+      options: options of `LedEngine`.
     """
 
     def __init__(self, link: Leader, *arguments: Any, **options: Any) -> None:
@@ -93,7 +94,7 @@ class LeadingEngine(LedEngine):
         self._calls.append(number)
 
     def advance(self, passes: int | None = 1, steps: int | None = None) -> list[Event]:
-        """As in `Engine`.
+        """Send the call to the other processes, then advance as `Engine.advance` does.
 
         Raises:
           LostProcessError: another process is gone.
@@ -110,10 +111,10 @@ class LeadingEngine(LedEngine):
 
 
 class FollowingEngine(LedEngine):
-    """The engine of a process that follows.
+    """The engine of a process that repeats the calls of the leading process.
 
     Args:
-      link: to the process that leads.
+      link: connection to the leading process.
       options: as in `LedEngine`.
     """
 
@@ -122,10 +123,10 @@ class FollowingEngine(LedEngine):
         self._follower = link
 
     def follow(self, grammars: GrammarCompiler) -> None:
-        """Do what the process that leads does, from its warm-up to its end.
+        """Repeat the calls of the leading process, from its warm-up until it ends.
 
         Raises:
-          LostProcessError: it is gone.
+          LostProcessError: the leading process is gone.
         """
         self.warm_up()
         while (turn := self._follower.hear()) is not None:

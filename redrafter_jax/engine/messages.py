@@ -16,7 +16,7 @@ from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.types import GRAMMAR
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-# Number of stop tokens, or of stop strings, that a request may have beyond the engine's.
+# Number of stop tokens, or of stop strings, that a request may add to the defaults of the engine.
 OWN_STOPS = 4
 
 
@@ -28,14 +28,16 @@ class Request(NamedTuple):
       max_new_tokens: maximum number of new tokens.
       seed: random seed of the row.
       sampling: sampling settings.
-      stop_tokens: tokens that end the row; None uses the engine's. A request may have `OWN_STOPS`
-        more than the engine, rounded up to a multiple of 8.
-      deadline: time of the engine's clock in seconds at which the request ends; infinity for none.
+      stop_tokens: tokens that end the row; None uses the engine's stop tokens. A request may have
+        `OWN_STOPS` more stop tokens than the engine, rounded up to a multiple of 8.
+      deadline: time in seconds on the engine's clock at which the request ends; infinity for no
+        deadline.
       speculate: whether to draft; if False, every target call gains one token.
-      scores_prompt: whether to report the log-probabilities of the prompt's tokens; the prompt is
-        then read as a whole, even if the cache holds a part of it.
-      grammar: constraint on the text, whose end tokens must be stop tokens; None is unconstrained.
-      priority: requests with a lower value come first, whenever they were submitted.
+      scores_prompt: whether to report the log-probabilities of the prompt's tokens. If so, the
+        whole prompt is read, even the part that the cache already holds.
+      grammar: constraint on the text; None for no constraint. The tokens that end the grammar's
+        text must be among the stop tokens.
+      priority: requests with a lower priority are admitted first, whatever the order of submission.
     """
 
     prompt: list[int]
@@ -61,10 +63,10 @@ class Token(NamedTuple):
         reports none.
       top: the most likely tokens at this position and their log-probabilities, best first; their
         number is the engine's `top_log_probs`.
-      text: text released by this token, if it is decoded; the concatenation over all tokens is the
-        answer's text.
-      raw: the token's own bytes in the answer, possibly part of a character; the concatenation over
-        all tokens is the answer's bytes, up to a stop string.
+      text: text that this token adds to the answer, if tokens are decoded. It may be empty, until a
+        character is complete.
+      raw: bytes that this token adds to the answer, possibly a part of a character. All bytes
+        together are the answer up to a stop string.
     """
 
     id: int
@@ -82,7 +84,8 @@ class PromptToken(NamedTuple):
     Attributes:
       id: token id.
       log_prob: log-probability under the target, as in `Token`.
-      rank: number of tokens at least as likely at this position; 1 for the most likely token.
+      rank: number of tokens that are at least as likely at this position, this token included: 1
+        for the most likely token.
       top: the most likely tokens at this position, as in `Token`.
     """
 
@@ -93,7 +96,7 @@ class PromptToken(NamedTuple):
 
 
 def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[PromptToken]:
-    """Build `PromptToken`s for `tokens`, given the scores of a chunk at place `at` of a pass."""
+    """Build the `PromptToken`s of `tokens` from the scores of a chunk at place `at` of a pass."""
     assert scores.ranks is not None
     leaves = (scores.chosen, scores.ranks, scores.top_tokens, scores.top)
     columns = (leaf[at][: len(tokens)].tolist() for leaf in leaves)
@@ -104,7 +107,10 @@ def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[Prompt
 
 
 def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Token]:
-    """Build the `Token`s gained at one place of a batch; `first` is the index of its first call."""
+    """Build the `Token`s gained at place `at` of a batch.
+
+    `first` is the index of the first of these target calls, counted from the start of the request.
+    """
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
     # A done row stays done, so the calls that gain nothing come last.
     calls = (first + np.nonzero(kept)[0]).tolist()
@@ -128,7 +134,7 @@ class Draft(NamedTuple):
 
     Attributes:
       call: index of the call, as in `Token`.
-      nodes: number of nodes below the root by source, padding excluded.
+      nodes: number of proposed nodes by source, without root and padding.
     """
 
     call: int
@@ -136,7 +142,7 @@ class Draft(NamedTuple):
 
 
 def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Draft]:
-    """Count the nodes drafted for one place of a batch, by call, as in `new_tokens`."""
+    """Count the nodes drafted at place `at` of a batch, by target call; see `new_tokens`."""
     calls = np.count_nonzero(gains.counts[at])  # the first ones, as in `new_tokens`
     drafts = []
     for call, counts in enumerate(gains.drafted[at][:calls].tolist()):
@@ -155,12 +161,13 @@ class Event(NamedTuple):
     Attributes:
       number: the request's number, from `submit`.
       decided: new tokens, up to and including the stop token.
-      ended: the reason for the end: "stop", "length", "cancelled", "deadline", "not numbers" (the
-        target's scores are NaN or infinite) or "grammar" (the grammar's library has given up); None
-        while the request goes on.
+      ended: the reason why the request ended: "stop", "length", "cancelled", "deadline", "not
+        numbers" (the target's scores are NaN or infinite) or "grammar" (the grammar's library
+        failed). None while the request goes on.
       drafted: counts of drafted nodes for the target calls that decided the tokens; calls without
         drafts have no entry.
-      prompt: scored tokens of the prompt, with the event of the first tokens, if requested.
+      prompt: scored tokens of the prompt, if they were requested. They come with the first new
+        tokens.
     """
 
     number: int
@@ -176,11 +183,11 @@ class Event(NamedTuple):
 
 
 class QueueFull(Exception):  # noqa: N818
-    """The error for a request that is refused because too many requests wait.
+    """The error for a request that is refused because the queue is full.
 
     Args:
-      message: the sentence of the error.
-      seconds: estimated seconds until a request can be accepted, at the recent pace.
+      message: the text of the error.
+      seconds: estimated seconds until the queue has room, at the pace of recent requests.
     """
 
     def __init__(self, message: str, seconds: float) -> None:
@@ -193,17 +200,17 @@ class Counters:
     """Totals over all requests since the start.
 
     Attributes:
-      steps: decode steps.
-      target_calls: decode steps summed over the rows that each step decoded.
-      gained: tokens gained by these calls; `gained / target_calls` is the acceptance length.
+      steps: number of decode steps.
+      target_calls: number of rows decoded by each step, summed over all steps.
+      gained: tokens gained in these steps; `gained / target_calls` is the acceptance length.
       drafted_calls: target calls that had drafted tokens to verify.
       drafted: number of proposed nodes by source.
       accepted: number of accepted tokens by source.
       accepted_at: number of accepted drafted tokens by depth in the tree, from 1 on.
       prompt_tokens: prompt tokens of the admitted requests.
-      reused_tokens: those of `prompt_tokens` that were already in the cache.
-      prefill_passes: prefill passes, each of one chunk per prompt.
-      compiled: programs that JAX has compiled in this process since `warm_up` returned.
+      reused_tokens: number of the `prompt_tokens` that were already in the cache.
+      prefill_passes: number of prefill passes; a pass reads one chunk of each of its prompts.
+      compiled: number of programs that JAX has compiled in this process since `warm_up` returned.
     """
 
     steps: int = 0
@@ -248,14 +255,14 @@ class Counters:
 
 @dataclass
 class MirrorCounts:
-    """Counts of mirror decoding: drafter calls, and how often a tree was ready.
+    """Counts of mirror decoding: calls of the drafter, and how often a tree was ready in time.
 
     Attributes:
       steps: target calls of the whole batch.
-      ahead: drafter calls concurrent with the target's second part, one per step.
+      ahead: drafter calls that ran while the target ran its remaining layers, one per step.
       now: drafter calls that the target had to wait for.
-      outcomes: (step, row) pairs whose row goes on after the step.
-      prepared: those of `outcomes` whose next tree had been drafted ahead.
+      outcomes: number of (step, row) pairs in which the row needs a tree for the next step.
+      prepared: number of the `outcomes` whose next tree had been drafted ahead.
     """
 
     steps: int = 0

@@ -40,7 +40,7 @@ def check_mirror(
     mirror: MirrorConfig,
     adaptive: bool | None,
 ) -> TreeConfig:
-    """Check the arguments of mirror decoding, and return the tree to draft ahead.
+    """Check the arguments of mirror decoding, and return the shape of the trees to draft ahead.
 
     Raises:
       InputError: the target, the drafter or the trees are not supported, or devices are missing.
@@ -59,14 +59,14 @@ def check_mirror(
     if tree.mean_nodes is not None:
         raise InputError(
             f"TreeConfig.mean_nodes is {tree.mean_nodes}, but mirror does not share nodes between "
-            "rows; leave it out."
+            "rows; leave mean_nodes out."
         )
     if adaptive:
-        raise InputError("adaptive is True, but mirror drafts in every step; leave it out.")
+        raise InputError("adaptive is True, but mirror drafts in every step; leave adaptive out.")
     if mirror.candidates > target.config.vocab_size:
         raise InputError(
-            f"MirrorConfig.candidates is {mirror.candidates}, more than the "
-            f"{target.config.vocab_size} tokens of the vocabulary."
+            f"MirrorConfig.candidates is {mirror.candidates}; the vocabulary has "
+            f"{target.config.vocab_size} tokens, so give that number or fewer."
         )
     if data_shards(target.mesh) > 1 or jax.process_count() > 1:
         raise InputError(
@@ -82,8 +82,8 @@ def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
     free = [device for device in jax.devices() if device not in taken]
     if mirror.drafter_devices > len(free):
         raise InputError(
-            f"MirrorConfig.drafter_devices is {mirror.drafter_devices}, and {len(free)} devices "
-            "are left besides the target's; give that or fewer."
+            f"MirrorConfig.drafter_devices is {mirror.drafter_devices}, but the target leaves "
+            f"{len(free)} devices free; give {len(free)} or fewer."
         )
     return free[: mirror.drafter_devices]
 
@@ -93,20 +93,22 @@ class Mirror:
 
     Attributes:
       counts: counts of drafter calls and ready trees.
-      relay: the drafter that takes the real drafter's place on the target's devices.
-      watch: called with name and result of every program that a step starts; returns the result. A
-        callback that waits for the result can time each program, but prevents overlap.
+      relay: a stand-in for the drafter on the target's devices, which records what the drafter must
+        read.
+      watch: callback with the name and the result of every program that a step starts; it returns
+        the result. A callback that waits for the result can time each program, but then programs do
+        not overlap.
 
     Args:
       target: the target model.
       drafter: the drafter, prepared for the target.
       tree: the shape of the trees.
       mirror: settings for drafting ahead.
-      rows: B.
+      rows: B, number of rows.
       slots: S, maximum number of tokens of a row.
-      pages: pages of the cache.
+      pages: number of pages of the target's cache.
       chunk: C, prompt tokens that are read at once.
-      top: as in `read_rows`.
+      top: number of most likely tokens to report per position, as in `read_rows`.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class Mirror:
 
         Args:
           state: decode state of B rows, donated.
-          rows: row i at place i, or B for an idle place.
+          rows: row of the state at each place: i at place i, or B if the place is idle.
           most: maximum number of steps.
         """
         B = len(rows)

@@ -48,7 +48,7 @@ from redrafter_jax.types import (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Relay(Drafter):
-    """A stand-in for a drafter on the target's devices; it relays the input of `read`.
+    """A stand-in for a drafter on the target's devices, which keeps the arguments of `read`.
 
     Its state is the last `Decided` of each row.
 

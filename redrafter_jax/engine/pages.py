@@ -19,7 +19,8 @@ class Holding:
     Attributes:
       pages: page numbers.
       indexed: number of leading pages that are full and can be found by their tokens.
-      beginning: number of the prefix in the indexed pages; 0 if there are none.
+      beginning: number that `PagePool` gave to the prefix in the indexed pages; 0 if no page is
+        indexed.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -30,13 +31,13 @@ class Holding:
 class PagePool:
     """The cache pages of one device, with reference counts.
 
-    A full page can be found by its tokens and all tokens before them for as long as its contents
-    are kept. Pages that no text uses are given away only if no other page is free: least recently
-    released first, and the pages of one text from the last to the first.
+    A full page can be found by its tokens and all tokens before them while its contents are kept. A
+    page that no text uses keeps its contents until no other page is free. Then the page that was
+    released first is reused first; the pages of one text are reused from the last to the first.
 
     Args:
       pages: number of pages.
-      lookahead: number of tokens after a page that its contents also depend on.
+      lookahead: number of tokens after a page on which the contents of the page also depend.
     """
 
     def __init__(self, pages: int, lookahead: int = 0) -> None:
@@ -68,15 +69,24 @@ class PagePool:
         return self.size - self.available
 
     def shared_with(self, text: Sequence[int]) -> int:
-        """Number of leading tokens of a text in shareable full pages, excluding its last token."""
+        """Return how many leading tokens of a text are in full pages that it could share.
+
+        The last token of the text is never counted, because the target must read at least one
+        token.
+        """
         return PAGE * len(self._find(text))
 
     def begin(
         self, text: Sequence[int], tokens: int, spare: int = 0, *, shares: bool = True
     ) -> Holding | None:
-        """Allocate pages for the first `tokens` tokens of a text; `shares` reuses a common prefix.
+        """Allocate pages for the first `tokens` tokens of a text; None if too few pages are free.
 
-        Returns None if fewer than `spare` pages would be left.
+        Args:
+          text: token ids.
+          tokens: number of tokens that need pages.
+          spare: number of pages that must stay free.
+          shares: whether to use the pages of a prefix that another text has in common with this
+            one.
         """
         found = self._find(text) if shares else []
         shared = [page for page, _ in found]
@@ -91,11 +101,14 @@ class PagePool:
         return holding
 
     def missing(self, holding: Holding, tokens: int) -> int:
-        """Number of further pages that a text needs to hold `tokens` tokens."""
+        """Return the number of pages that a text lacks to hold `tokens` tokens."""
         return max(pages_for(tokens) - len(holding.pages), 0)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
-        """Allocate pages for a text of `tokens` tokens; returns False, without change, if short."""
+        """Allocate the pages that a text of `tokens` tokens lacks.
+
+        Returns False, and allocates nothing, if too few pages are free.
+        """
         needed = self.missing(holding, tokens)
         if needed > self.available:
             return False
@@ -103,7 +116,7 @@ class PagePool:
         return True
 
     def index(self, holding: Holding, text: Sequence[int], cached: int) -> None:
-        """Make the pages filled by the first `cached` tokens of a text available for sharing."""
+        """Let other texts share the full pages that hold the first `cached` tokens of a text."""
         while True:
             end = (holding.indexed + 1) * PAGE
             if end > cached or end + self._lookahead > len(text):
@@ -117,7 +130,7 @@ class PagePool:
             holding.indexed += 1
 
     def release(self, holding: Holding) -> None:
-        """Release the pages of a text, which must not be used afterwards."""
+        """Release the pages of a text; the holding must not be used again."""
         for page in reversed(holding.pages):
             self._users[page] -= 1
             if not self._users[page]:
@@ -150,5 +163,5 @@ class PagePool:
 
 
 def pages_for(tokens: int) -> int:
-    """Number of pages for `tokens` tokens."""
+    """Return the number of pages that `tokens` tokens need."""
     return -(-tokens // PAGE)

@@ -11,8 +11,9 @@ from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.types import Requests, Sampling
 
-# Cache slots are rounded up to a multiple of this, the block that attention reads at once, so that
-# requests of similar length share one compilation; above 4096 slots, to eight sizes per power of 2.
+# The number of cache slots is rounded up, so that requests of similar length share one compilation.
+# Up to 4096 slots it becomes a multiple of this number, which is the block that attention reads at
+# once; above that, one of eight sizes per power of 2.
 _SLOT_BLOCK = 256
 # Stop tokens are padded to a multiple of this.
 _STOP_BLOCK = 8
@@ -21,13 +22,13 @@ Value = TypeVar("Value")
 # One value for all rows, or one per row.
 PerRow: TypeAlias = Value | Sequence[Value]
 StopTokens: TypeAlias = PerRow[Sequence[int]]
-# Token ids as one list per prompt, as an array [B T] or as returned by a tokenizer of transformers;
-# with a tokenizer also conversations and texts.
+# Token ids: one list per prompt, an array [B T], or the result of a tokenizer of transformers. If a
+# tokenizer is given, also conversations and texts.
 Prompts: TypeAlias = str | Sequence[Any] | np.ndarray | jax.Array | Mapping[str, Any]
 
 
 class Batch(NamedTuple):
-    """Prompts that are decoded together, and their settings; see `redrafter_jax.generate`."""
+    """Prompts that are decoded together, with their settings, which `generate` documents."""
 
     prompts: list[list[int]]
     max_new_tokens: PerRow[int]
@@ -37,11 +38,11 @@ class Batch(NamedTuple):
 
 
 class TokenizedPrompts(NamedTuple):
-    """Token ids of prompts, and the tokenizer's stop tokens and `decode`.
+    """Prompts as token ids, with stop tokens and a function that decodes new tokens.
 
     Attributes:
       prompts: token ids, one list per prompt.
-      eos_token_ids: tokens that end a row; None uses the target's.
+      eos_token_ids: tokens that end a row; None uses the target's stop tokens.
       decode: function from token ids to text; None without a tokenizer.
     """
 
@@ -50,7 +51,7 @@ class TokenizedPrompts(NamedTuple):
     decode: Callable[[list[int]], str] | None
 
     def texts(self, config: TargetConfig, rows: Sequence[Sequence[int]]) -> list[str] | None:
-        """Decode rows of new tokens without their stop tokens; None without a tokenizer."""
+        """Decode the new tokens of each row, without stop tokens; None without a tokenizer."""
         if self.decode is None:
             return None
         ends = stop_lists(config, self.eos_token_ids, len(rows))
@@ -66,20 +67,21 @@ def tokenize(
     """Convert prompts of any accepted kind to token ids.
 
     Args:
-      config: config of the target.
-      prompts: as in `redrafter_jax.generate`.
-      tokenizer: from `load_tokenizer`, or None.
-      eos_token_ids: tokens that end a row; None uses the target's and those of the tokenizer.
+      config: configuration of the target.
+      prompts: prompts in any form that `redrafter_jax.generate` takes.
+      tokenizer: tokenizer from `load_tokenizer`, or None.
+      eos_token_ids: tokens that end a row; None uses the stop tokens of the target and of the
+        tokenizer.
 
     Raises:
-      InputError: the prompts have an unknown form, or need a tokenizer.
+      InputError: the prompts have an unknown form, or a tokenizer is needed and missing.
     """
     from redrafter_jax.text.written import is_written, read_written  # not loaded by every command
 
     if tokenizer is None:
         if is_written(prompts):
             raise InputError(
-                f"prompts is {_short(prompts)}; for conversations and texts give "
+                f"prompts is {_short(prompts)}, which only a tokenizer can read; give "
                 "tokenizer=load_tokenizer(target)."
             )
         return TokenizedPrompts(token_lists(prompts), eos_token_ids, None)
@@ -172,7 +174,11 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
         room = config.position_limit - len(prompt)
         if limit > room:
             dynamic = isinstance(config.rope_scaling, DynamicScaling)
-            why = " (its dynamic rotary scaling has no one answer past them)" if dynamic else ""
+            why = (
+                " (past them, dynamic rotary scaling would change keys that are already cached)"
+                if dynamic
+                else ""
+            )
             fewer = f"ask for {room} new ones at most, or " if room > 0 else ""
             asker = f"Row {row} asks" if rows > 1 else "The request is"
             raise InputError(
@@ -207,10 +213,9 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
 
 
 def check_mirrored(requests: Iterable[Request]) -> None:
-    """Raise an error if a request uses a feature that mirror decoding does not support.
+    """Refuse a request with a grammar, penalties, biases or `min_tokens`.
 
-    Raises:
-      InputError: a request has a grammar, penalties, biases or `min_tokens`.
+    Mirror decoding does not support these features.
     """
     if any(one.grammar is not None or one.sampling.adjusts for one in requests):
         raise InputError(
@@ -220,12 +225,13 @@ def check_mirrored(requests: Iterable[Request]) -> None:
 
 
 def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:
-    """Convert a checked request to NumPy arrays of one row, without its tokens.
+    """Convert a checked request to NumPy arrays of one row; the tokens are left out.
 
     Args:
       config: config of the target.
-      request: the request, with explicit stop tokens.
-      stop_width: E, maximum number of stop tokens of a row; None uses as many as this row needs.
+      request: the request; its stop tokens must not be None.
+      stop_width: E, maximum number of stop tokens of a row; None takes the number of this request's
+        stop tokens.
 
     Raises:
       InputError: the request has more than E stop tokens.
@@ -233,7 +239,7 @@ def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = 
     stops, one, V = request.stop_tokens or (), request.sampling, config.vocab_size
     width = stop_width or -(-max(len(stops), 1) // _STOP_BLOCK) * _STOP_BLOCK
     if len(stops) > width:
-        raise InputError(f"The request has {len(stops)} stop tokens; {width} at most may end it.")
+        raise InputError(f"The request has {len(stops)} stop tokens; give {width} or fewer.")
 
     length = len(request.prompt)
     return Requests(
@@ -256,7 +262,11 @@ def _one_row(value: Any, dtype: Any = np.int32) -> Any:
 
 
 def slots_for(tokens: int, max_path: int) -> int:
-    """Number of cache slots for rows of `tokens` tokens, prompt included, with P = `max_path`."""
+    """Return the number of cache slots of a row with `tokens` tokens, prompt included.
+
+    `max_path` is P, the length of the longest accepted path. The number is rounded up, so that rows
+    of similar length share one compilation.
+    """
     # A finished row still writes P tokens past its last one, which must not overwrite its tokens.
     needed = tokens + max_path
     block = max(_SLOT_BLOCK, 1 << max((needed - 1).bit_length() - 4, 0))
@@ -264,7 +274,7 @@ def slots_for(tokens: int, max_path: int) -> int:
 
 
 def check_size(value: int, name: str, least: int = 1, most: int | None = None) -> None:
-    """Raise an error unless `value` is an integer in [least, most]; `name` is in the message."""
+    """Refuse a value that is not an integer from `least` to `most`; the error calls it `name`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputError(f"{name} is {value!r}; it must be a whole number.")
     if value < least or (most is not None and value > most):
@@ -273,10 +283,12 @@ def check_size(value: int, name: str, least: int = 1, most: int | None = None) -
 
 
 def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[str, list[Any]]]:
-    """Return a (label, list) pair per row; the value is one list for all rows, or one per row.
+    """Return a (label, list) pair per row, where the label names the list in errors.
+
+    The value is one list for all rows, or one list per row.
 
     Raises:
-      InputError: the value is neither.
+      InputError: the value is not a list, or only some of its entries are lists.
     """
     if not _axes(value):
         raise InputError(f"{name} is {value!r}; give a list of {entries}, or such a list per row.")
@@ -287,7 +299,8 @@ def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[
         label = of_row(name, row, rows)
         if not _axes(one):
             raise InputError(
-                f"{label} is {one!r}; if one row has a list, give a list of {entries} for each row."
+                f"{label} is {one!r}, but another row has a list; give a list of {entries} for "
+                "every row."
             )
         own.append((label, _as_list(one)))
     return own
@@ -300,7 +313,10 @@ def _as_list(value: Any) -> list[Any]:
 def stop_lists(
     config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
 ) -> list[tuple[str, list[Any]]]:
-    """Return a (label, stop tokens) pair per row; None uses the target's stop tokens."""
+    """Return a (label, stop tokens) pair per row, where the label names the list in errors.
+
+    If `eos_token_ids` is None, every row has the target's stop tokens.
+    """
     stops = config.eos_token_ids if eos_token_ids is None else eos_token_ids
     return lists_of_rows(stops, rows, "eos_token_ids", "token ids")
 
@@ -308,10 +324,12 @@ def stop_lists(
 def per_row(
     value: PerRow[Value], rows: int, name: str, way_out: str = "one value or one per prompt"
 ) -> list[Value]:
-    """Return one value per row, from one value for all rows or one value per row.
+    """Return a list with one value per row; `value` is one value for all rows, or already a list.
+
+    `way_out` says in the error what to give instead.
 
     Raises:
-      InputError: the number of values is not the number of rows.
+      InputError: the list has another number of values than there are rows.
     """
     if not _axes(value):
         return [cast(Value, value)] * rows
@@ -322,7 +340,7 @@ def per_row(
 
 
 def of_row(name: str, row: int, rows: int) -> str:
-    """Name of a row's value in error messages; the row number is left out for a single row."""
+    """Name the value of a row in an error; a single row is not numbered."""
     return name if rows == 1 else f"{name} of row {row}"
 
 
@@ -330,10 +348,11 @@ def _check_tokens(tokens: Sequence[int] | np.ndarray, name: str, vocab_size: int
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int | np.integer):
             raise InputError(
-                f"{name} holds {token!r}, which is not a token id; give whole numbers, in "
-                "lists or arrays."
+                f"{name} holds {token!r}, which is not a token id; give lists or arrays of whole "
+                "numbers."
             )
         if not 0 <= token < vocab_size:
             raise InputError(
-                f"{name} holds token {token}, outside the vocabulary of {vocab_size} tokens."
+                f"{name} holds token {token}, outside the vocabulary of {vocab_size} tokens; give "
+                f"ids from 0 to {vocab_size - 1}."
             )

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """A program that has been dispatched to the device.
+    """A program that has been started on the device.
 
     Attributes:
-      slots: slot of the request at each place of the batch.
-      result: the gains, and which rows have ended; still on the device.
+      slots: slot at each place of the batch; the slot tells the request.
+      result: the gains, and which rows have ended; the arrays are still on the device.
       program: batch size and tree of a decode program; None for a prefill pass.
       began: time of dispatch in seconds; None if the program is not timed.
       begins: position of the first token that a prefill pass reads, by place.
@@ -50,21 +50,21 @@ class Runner:
       target: the target model.
       drafter: the drafter, prepared for the target.
       state: decode state of B rows; the next program donates its arrays.
-      ran: decode programs that have run, by batch size, tree, and whether there were controls and
-        grammars; the first run of each program compiles.
+      ran: decode programs that have run, as (batch size, tree, whether there were controls, whether
+        there were grammars). The first run of each program compiles it.
       mirror: the mirror decoder, which drafts while the target verifies; None without `mirror`.
 
     Args:
       target: the target model.
       drafter: a drafter for the target.
-      scheduler: the owner of slots and pages.
+      scheduler: the scheduler, which says which request has which slot and pages.
       slots: S, maximum number of tokens of a row.
       idle: the row that idle places of a prefill pass read.
       chunk: C, prompt tokens that are read per pass.
       prefill_rows: prompts that are read together, on each shard of the mesh.
       top: number of most likely tokens to report with each token; None reports no
         log-probabilities.
-      mirror: mirror settings and the shape of the trees; None for no mirror decoding.
+      mirror: settings of mirror decoding, with the shape of the trees; None for no mirror decoding.
     """
 
     mirror: "Mirror | None" = None
@@ -117,7 +117,10 @@ class Runner:
         return self._idle.arrays.stop_tokens.shape[1]
 
     def write(self, admitted: Mapping[int, int]) -> None:
-        """Write the tokens whose cache pages are shared, and therefore not read, to their rows."""
+        """Write to the rows the tokens of the prefixes that new requests share with earlier texts.
+
+        Their keys and values are already in shared pages, so no prefill pass reads these tokens.
+        """
         slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
         shape = self._shape[0], self.state.tokens.shape[1]
         texts: Any = beginnings(slots, admitted, size, shape)
@@ -145,7 +148,8 @@ class Runner:
         )
         if self.mirror is not None:
             self.mirror.read(self.state, chunk, list(read.places.values()))
-        # Publish only after the pass is queued: later passes run after it.
+        # Other requests may share the pages only now that the pass is queued: the device runs
+        # their passes after it.
         self._scheduler.publish()
         return Run(read.places, result, None, begins=begins)
 
@@ -159,14 +163,14 @@ class Runner:
         most: int,
         timed: bool = False,
     ) -> Run:
-        """Dispatch up to `steps` decode steps of some slots with one compiled program.
+        """Start a program that decodes some slots for up to `steps` steps.
 
         Args:
           active: the slots to decode.
           rows: batch size of the program, at least the number of slots.
-          tree: the shape of the trees; None is the root alone.
+          tree: the shape of the trees; with None, a tree is only the root.
           steps: maximum number of steps of this call.
-          most: maximum number of steps of the program; each value compiles.
+          most: number of steps for which the program has room; each value is compiled.
           timed: whether to time the steps; requires that no other program is running.
         """
         batch, places = next_batch(active, rows, self._scheduler.parts)

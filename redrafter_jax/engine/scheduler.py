@@ -1,4 +1,4 @@
-"""The scheduler of slots and cache pages: queueing, admission, growth, preemption and release."""
+"""The scheduler of slots and cache pages: it admits, grows, preempts and frees requests."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,15 +22,17 @@ class Row:
     Attributes:
       number: the request's number from `Engine.submit`, in order of submission.
       request: the request as submitted.
-      arrays: the request as NumPy arrays of one row, without tokens.
-      text: prompt and decided tokens.
-      read_until: length of the text at admission; the row decodes once as many tokens are cached.
+      arrays: the request as NumPy arrays of one row; the tokens are left out.
+      text: token ids: the prompt, then the decided tokens.
+      read_until: length of the text at admission. Prefill passes read this many tokens; then the
+        row decodes.
       cached: number of tokens of the text in the cache.
       is_new: whether nothing has been read since admission.
-      calls: target calls that decided tokens, including the one that read the prompt.
+      calls: number of target calls that decided tokens, including the call that read the end of the
+        prompt.
       holding: pages of the text.
       preempted: number of times that the request has lost its slot.
-      prompt: scored prompt tokens so far, if requested.
+      prompt: scored tokens of the prompt so far; empty if no scores were requested.
       matcher: state of the request's grammar after its new tokens; None without a grammar.
     """
 
@@ -54,16 +56,16 @@ class Row:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key of the queue, lowest first: the priority, then the order of submission."""
+        """Sort key of the queue: priority, then order of submission; the lowest comes first."""
         return self.request.priority, self.number
 
     @property
     def reading(self) -> bool:
-        """Whether the cache still lacks a part of the text at admission."""
+        """Whether a part of the text at admission is not cached yet."""
         return self.cached < self.read_until
 
     def add(self, decided: Sequence[Token]) -> None:
-        """Append decided tokens, the last of which is not cached."""
+        """Append decided tokens; the last of them is not in the cache yet."""
         fresh = [token.id for token in decided]
         self.text += fresh
         if self.matcher is not None:
@@ -78,9 +80,10 @@ class Row:
             self.prompt += prompt_tokens(scores, at, whole[begin + 1 : begin + 1 + count])
 
     def cached_after(self, tokens: int) -> int:
-        """Upper bound on the cached tokens after `tokens` more are decided.
+        """Return an upper bound on the number of cached tokens after `tokens` further tokens.
 
-        A row ends at its limit, and its last token is never cached.
+        The bound takes into account that a row ends at its limit and that its last token is never
+        cached.
         """
         knows_root = not self.reading and self.cached < len(self.text)
         length = len(self.text) + tokens + (not knows_root)
@@ -91,8 +94,8 @@ class Pass(NamedTuple):
     """The rows of the next prefill pass.
 
     Attributes:
-      places: slot to read for, by place in the pass.
-      admitted: those entries of `places` whose slots were free before.
+      places: slot whose prompt is read; the key is the place in the pass.
+      admitted: entries of `places` whose requests were admitted for this pass.
     """
 
     places: dict[int, int]
@@ -106,20 +109,20 @@ class Scheduler:
     nothing is shared between shards.
 
     Args:
-      slots: B, over all shards.
+      slots: B, number of slots over all shards.
       parts: number of shards.
-      pages: pages per shard, enough for at least one text of M pages.
+      pages: number of pages per shard, enough for at least one text of M pages.
       width: M, maximum number of pages of a text.
-      prompts: prompts that one pass reads on each shard.
-      lookahead: number of tokens after a page that its contents also depend on.
+      prompts: maximum number of prompts that one pass reads on each shard.
+      lookahead: number of tokens after a page on which the contents of the page also depend.
 
     Attributes:
       slots: row in each slot; None if the slot is free.
-      parts: slots of each shard.
+      parts: range of slots of each shard.
       queue: waiting requests, sorted by `Row.rank`.
-      pools: pages of each shard.
+      pools: pool of pages of each shard.
       tables: page numbers of every slot; arbitrary past the pages of the text.
-      changed: whether `tables` has changed since it was copied to the device.
+      changed: whether `tables` has changed since it was last copied to the device.
       lacks_pages: whether the first waiting request waits for pages, rather than for a slot.
       preemptions: number of times that a request has lost its slot.
     """
@@ -145,13 +148,13 @@ class Scheduler:
 
     @property
     def running(self) -> list[int]:
-        """Occupied slots, in the order of their requests' rank."""
+        """The occupied slots, sorted by the rank of their requests."""
         rows = [(row.rank, index) for index, row in enumerate(self.slots) if row is not None]
         return [index for _, index in sorted(rows)]
 
     @property
     def decoding(self) -> list[int]:
-        """Occupied slots whose prompts are read, in the same order; decode steps take these."""
+        """The occupied slots whose prompts are read, sorted by rank: decode steps take these."""
         return [index for index in self.running if not self.row(index).reading]
 
     def row(self, index: int) -> Row:
@@ -164,9 +167,9 @@ class Scheduler:
         """Admit waiting requests, by rank, to the next prefill pass, and return that pass.
 
         A pass costs the same for any number of prompts. So while rows decode, requests wait until
-        the free slots fill a pass or suffice for the whole queue. An admitted request gets pages
-        for its text and `tokens` more, provided that every running request could still get pages
-        for as many.
+        the free slots fill a pass, or until there is a slot for every waiting request. An admitted
+        request gets pages for its text and `tokens` further tokens. It is admitted only if every
+        running request could still get pages for `tokens` further tokens.
         """
         most, running = self._prompts, self.running
         reading = [
@@ -203,14 +206,14 @@ class Scheduler:
         return Pass(places, {at: index for at, index in places.items() if index in admitted})
 
     def wait(self, row: Row) -> None:
-        """Add a request to the queue, in the order of rank."""
+        """Insert a request into the queue, which is sorted by rank."""
         insort(self.queue, row, key=lambda one: one.rank)
 
     def grow(self, tokens: int) -> None:
-        """Give decoding rows pages for `tokens` more tokens, in the order of rank.
+        """Give decoding rows the pages for `tokens` further tokens, in the order of rank.
 
-        While pages are lacking, the last running request of the shard by rank is preempted: it
-        returns to the queue, and its text is resumed later.
+        While a shard has too few free pages, the running request of this shard that comes last by
+        rank is preempted: it returns to the queue and resumes later.
         """
         for index in self.decoding:
             pool, part = self._part_of(index)
@@ -221,7 +224,7 @@ class Scheduler:
                 self._preempt(next(one for one in reversed(self.running) if one in part))
 
     def publish(self) -> None:
-        """Make the full pages of running requests available to later requests."""
+        """Let later requests share the full pages of running requests."""
         for index in self.running:
             self._publish(index)
 

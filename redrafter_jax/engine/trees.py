@@ -26,11 +26,12 @@ from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_same_mesh
 from redrafter_jax.parallel.model import Model
 
-# Weight of the gain expected before measuring, in target calls of one row.
+# Weight of the expected gain against measured gains, in target calls of one row.
 _PRIOR_CALLS = 4
-# Half-life of measured gains, in target calls of one row.
+# Number of target calls of one row after which a measured gain has half its weight.
 _HALF_LIFE = 32
-# Baseline steps before a tree that did not pay is tried again: at first, and after many failures.
+# Steps without drafting before a tree that did not pay is tried again: the first time, and the
+# maximum, because the number doubles with every failure.
 _PATIENCE, _LONGEST_PATIENCE = 16, 512
 # Upper bound on patience at the start of a new text.
 _NEW_TEXT_PATIENCE = 64
@@ -41,7 +42,7 @@ _TIMED_STEPS = 4
 # Steps of a newly chosen tree until the next choice; doubled each time the tree is kept.
 _FIRST_BURST = 2
 
-# Weight kept from earlier texts.
+# Fraction of the weight of its measurements that a gain keeps when a new text begins.
 _CARRIED = 0.25
 
 
@@ -51,10 +52,10 @@ class _Learned:
 
     Attributes:
       gain: tokens gained per target call; None until known.
-      calls: number of target calls behind `gain`, decayed by age.
-      patience: baseline steps before a tree that does not pay is tried again.
-      waiting: remaining baseline steps before the next try.
-      burst: steps of the tree until the next choice.
+      calls: number of target calls from which `gain` was measured; old calls count less.
+      patience: number of steps without drafting before a tree that did not pay is tried again.
+      waiting: number of steps without drafting that remain before the next try.
+      burst: number of steps with this tree until the next choice.
     """
 
     gain: float | None = None
@@ -107,22 +108,22 @@ class TreeChooser:
     """Chooses the fastest of several trees while decoding.
 
     Attributes:
-      trees: all trees that may be drafted; the first is None, the root alone.
-      row_counts: batch sizes for decoding, ascending.
+      trees: all trees that may be drafted; the first is None, which stands for the root alone.
+      row_counts: batch sizes for which decoding may be compiled, in ascending order.
       programs: (batch size, tree) pairs that may be compiled.
 
     Args:
-      tree: one tree for all texts, or the tuner's table; None is the root alone.
-      adaptive: whether to draft the root alone while a tree does not pay.
-      slots: B, rows of the state.
-      row_counts: batch sizes besides B; None uses the table's batch sizes, or without a table the
-        smallest possible one.
-      shards: number of equal shards of the rows on a mesh.
-      models: key of the target and the drafter for shared measurements.
-      shape: key of everything else that affects the seconds per step, besides rows and tree.
+      tree: one tree for all texts, or the table of `python -m eval tune`; None drafts nothing.
+      adaptive: whether to decode without drafting while a tree gains less than it costs.
+      slots: B, number of rows of the state.
+      row_counts: batch sizes besides B. None uses the batch sizes of the table; without a table,
+        the smallest batch size that the shards allow.
+      shards: number of equal shards into which a mesh splits the rows.
+      models: key of the pair of target and drafter; engines with the same key share measured gains.
+      shape: key of everything besides rows and tree that affects the seconds per step.
 
     Raises:
-      InputError: the shards would not be equal.
+      InputError: a batch size cannot be split equally over the shards.
     """
 
     def __init__(
@@ -161,11 +162,11 @@ class TreeChooser:
         self._text_is_new = False
 
     def rows_for(self, active: int) -> int:
-        """The smallest of `row_counts` that is at least `active`."""
+        """Return the smallest of `row_counts` that is at least `active`."""
         return next(rows for rows in self.row_counts if rows >= active)
 
     def begin_text(self) -> None:
-        """Record that all rows that decode next are new."""
+        """Record that all rows that decode next have new texts."""
         self._text_is_new = True
 
     def choose(
@@ -175,7 +176,8 @@ class TreeChooser:
 
         Args:
           rows: batch size, one of `row_counts`.
-          temperatures: temperatures of the rows that speculate; if empty, the root alone is chosen.
+          temperatures: temperatures of the rows that speculate; without such rows, nothing is
+            drafted.
           most: maximum number of steps.
         """
         tuned = self._tuned(rows, temperatures)
@@ -244,19 +246,20 @@ class TreeChooser:
             own.patience = _PATIENCE
 
     def add_time(self, rows: int, tree: TreeConfig | None, seconds: float) -> None:
-        """Record the seconds of a step."""
+        """Record the seconds that one step took."""
         _seconds.setdefault((self._shape, rows, tree), deque(maxlen=9)).append(seconds)
 
     def seconds(self, rows: int, tree: TreeConfig | None) -> float | None:
-        """Median of the recent seconds per step; None if there are no measurements."""
+        """Return the median of the recent seconds per step; None if there are no measurements."""
         known = _seconds.get((self._shape, rows, tree))
         return median(known) if known else None
 
     def cost(self, rows: int, tree: TreeConfig, tuned: TunedTree | None = None) -> float | None:
-        """Cost of a step in baseline steps, and so its least gain in tokens; None if unknown.
+        """Return the cost of a step with a tree, in steps without drafting; None if unknown.
 
-        Without measurements of both, the cost follows from the table's acceptance length and
-        speed-up.
+        This is also the number of tokens that the step must gain to pay for itself. Unless steps
+        with and without the tree have been timed, the cost is the table's acceptance length divided
+        by the table's speed-up.
         """
         own, baseline = self.seconds(rows, tree), self.seconds(rows, None)
         if own is not None and baseline is not None:

@@ -267,7 +267,7 @@ OTHER = tiny_config(vocab_size=25)
     [
         (OTHER, None, ["drafter's vocabulary has 25 tokens", "target's 24", "same vocabulary"]),
         (None, TreeConfig(25, 2), ["beam_width is 25, more than the 24 tokens"]),
-        (None, TreeConfig(2, 2, candidates=25), ["candidates is 25, more than the 24 tokens"]),
+        (None, TreeConfig(2, 2, candidates=25), ["candidates is 25; the vocabulary has 24 tokens"]),
         (None, TreeConfig(2, 2, num_nodes=30, rerank=True), ["num_nodes is 30", "at most 25"]),
         (None, TreeConfig(2, 2, static_tree=True), ["by rank, and this is a model", "leave it"]),
         (
@@ -296,8 +296,8 @@ def test_what_does_not_fit_is_refused(
         ("self:layers=-1", ["'self:layers=-1'", "layers=N"]),
         ("self:int4,int8", ["one of each"]),
         ("self:layers=0", ["'self:layers=0'", "2 layers", "from 1 to 1"]),
-        ("self:layers=2", ["2 layers", "from 1 to 1 can draft"]),
-        ("self:layers=3,int8", ["2 layers", "from 1 to 2 can draft"]),
+        ("self:layers=2", ["2 layers", "name from 1 to 1 of them"]),
+        ("self:layers=3,int8", ["2 layers", "name from 1 to 2 of them"]),
         ("self:int4", ["48 inputs", "use int8 or fp8"]),
     ],
 )

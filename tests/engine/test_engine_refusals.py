@@ -21,7 +21,7 @@ def engine(habitual_target: Target) -> Engine:
         ({"prompt": [24]}, "token 24, outside the vocabulary of 24"),
         ({"max_new_tokens": 62}, "62 new tokens after a prompt of 3, but slots have room for 64"),
         # Four beside the engine's own, in steps of eight.
-        ({"stop_tokens": tuple(range(17))}, "17 stop tokens; 16 at most"),
+        ({"stop_tokens": tuple(range(17))}, "17 stop tokens; give 16 or fewer"),
     ],
 )
 def test_what_can_never_run_is_refused(

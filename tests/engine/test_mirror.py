@@ -242,8 +242,12 @@ def test_a_target_on_a_mesh_has_a_drafter_beside_it() -> None:
     ("mirror", "changes", "problem"),
     [
         (MirrorConfig(4), {}, "MirrorConfig.layer is 4; the target has 4 layers.* from 1 to 3"),
-        (MirrorConfig(1, 25), {}, "candidates is 25, more than the 24 tokens"),
-        (MirrorConfig(1, drafter_devices=8), {}, "drafter_devices is 8, and 7 devices are left"),
+        (MirrorConfig(1, 25), {}, "candidates is 25; the vocabulary has 24 tokens"),
+        (
+            MirrorConfig(1, drafter_devices=8),
+            {},
+            "drafter_devices is 8, but the target leaves 7 devices",
+        ),
         (MirrorConfig(1), {"drafter": None}, "there is no drafter; leave mirror out"),
         (
             MirrorConfig(1),

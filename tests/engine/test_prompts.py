@@ -54,7 +54,7 @@ def test_prompts_are_as_long_as_they_are_and_rows_have_limits_of_their_own() -> 
 
 def test_dynamic_scaling_says_why_it_ends() -> None:
     dynamic = dataclasses.replace(CONFIG, rope_scaling=DynamicScaling(4.0))
-    with pytest.raises(InputError, match=r"64 positions \(its dynamic rotary scaling has no one"):
+    with pytest.raises(InputError, match=r"64 positions \(past them, dynamic rotary scaling"):
         check_batch(dynamic, Batch([[1] * 64], 1))
 
 
@@ -188,9 +188,12 @@ def test_sampling_is_one_for_all_or_one_per_row() -> None:
         ({"eos_token_ids": 5}, "eos_token_ids is 5; give a list of token ids, or such a list per"),
         (
             {"eos_token_ids": [True]},
-            "eos_token_ids holds True, which is not a token id; give whole",
+            "eos_token_ids holds True, which is not a token id; give lists",
         ),
-        ({"eos_token_ids": [[1], 2]}, "eos_token_ids of row 1 is 2; if one row has a list, give"),
+        (
+            {"eos_token_ids": [[1], 2]},
+            "eos_token_ids of row 1 is 2, but another row has a list; give",
+        ),
         ({"eos_token_ids": [[1], [24]]}, "eos_token_ids of row 1 holds token 24, outside the voc"),
         # A row that is alone is not counted.
         ({"prompts": [[]]}, "The prompt is empty; "),
@@ -214,7 +217,7 @@ def test_bad_requests_get_one_sentence(changes: dict[str, Any], sentence: str) -
         (
             {"context_layers": (0, 1)},
             {},
-            r"context_layers holds 1; the target has 2 layers, .* the last, 1, is always read",
+            r"context_layers holds 1; the last layer of this target is 1 and is always read",
         ),
         ({}, {"beam_width": 24, "candidates": 24}, None),
         ({}, {"beam_width": 25}, r"^TreeConfig\.beam_width is 25, more than the 24 tokens that"),

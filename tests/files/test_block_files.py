@@ -91,7 +91,7 @@ def test_layers_that_a_file_does_not_name_are_those_of_the_authors_code(tmp_path
     change_json(folder / "config.json", dflash_config={"mask_token_id": 7})
     assert find_drafter(folder).config == MEANT["zlab"]
     change_json(folder / "config.json", num_target_layers=...)
-    with pytest.raises(InputError, match="target_layer_ids is not stated, and neither is num_targ"):
+    with pytest.raises(InputError, match="target_layer_ids and num_target_layers are both missing"):
         load_drafter(folder)
 
 
@@ -200,10 +200,10 @@ def test_the_target_of_another_head_is_refused() -> None:
     for changes, words in (
         ({"hidden_size": 32}, "hidden_size is 16 and the target's is 32; use a drafter trained"),
         ({"vocab_size": 61}, "vocab_size is 60 and the target's is 61; use a drafter trained"),
-        ({"num_hidden_layers": 6}, "context_layers holds 6; the target has 6 layers"),
+        ({"num_hidden_layers": 6}, "context_layers holds 6; the last layer of this target is 5"),
         ({"scaled_embeddings": True}, "The target scales its embeddings, and programs differ"),
     ):
         with pytest.raises(InputError, match=words):
             check_pair(replace(target, **changes), head, tree)
-    with pytest.raises(InputError, match="draft_rounds is 6, more than the 5 places"):
+    with pytest.raises(InputError, match="draft_rounds is 6, but the head's block predicts 5"):
         check_pair(target, head, TreeConfig(beam_width=1, draft_rounds=6))

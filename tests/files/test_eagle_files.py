@@ -150,7 +150,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "DynamicScaling; only",
     ),
     ("specforge", {"rope_scaling": {"rope_type": "mrope"}}, "rotary scaling of type 'mrope'"),
-    ("specforge", {"num_aux_hidden_states": 5}, "is 5, but there are 3 layer numbers"),
+    ("specforge", {"num_aux_hidden_states": 5}, "is 5, but the fields number 3 layers"),
     ("deepspec", {"target_layer_ids": [3, 1]}, "context_layers holds 1 after 3"),
     ("deepspec", {"target_layer_ids": "1,3"}, "layers must be a list of whole numbers"),
     ("speculators_llama", {"eagle_aux_hidden_state_layer_ids": [0, 3]}, "holds 0, the embedding"),
@@ -160,9 +160,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("safeailab_1_qkv_bias", {"bias": False}, "'fc.bias', for which the model .* has no place"),
     ("specforge", {"attention_bias": True}, "no weight 'midlayer.self_attn.q_proj.bias'"),
     ("specforge", {"intermediate_size": 32}, r"has shape \(16, 24\).* asks for \(16, 32\)"),
-    ("deepspec", {"draft_vocab_size": 30}, "draft_vocab_size is 30, of 60 .* no table 'd2t'"),
+    ("deepspec", {"draft_vocab_size": 30}, "draft_vocab_size is 30, .* no table 'd2t'"),
     ("safeailab_3", {"draft_vocab_size": 30}, "is 30, but the table 'd2t' has 40 entries"),
-    ("safeailab_3", {"vocab_size": 61}, "are 40 of 61 by .* 't2d', which marks 40 of 60"),
+    ("safeailab_3", {"vocab_size": 61}, "with 40 of 61 .* 't2d', with 40 of 60"),
     ("speculators_qwen3", {LAYER: None}, "transformer_layer_config is None; .* object of fields"),
 ]
 
@@ -186,14 +186,14 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
     [
         (without("midlayer.mlp.up_proj.weight"), "no weight 'midlayer.mlp.up_proj.weight'"),
         (without("lm_head.weight"), "no weight 'lm_head.weight'; the model is incomplete"),
-        (without("d2t"), "draft_vocab_size is 40, of 60 tokens, but the files hold no table"),
+        (without("d2t"), "draft_vocab_size is 40, but the files hold no table"),
         (
             lambda weights: weights["t2d"].fill(True),
-            "are 40 of 60 by the table 'd2t', .* marks 60 of 60",
+            "differ between the table 'd2t', with 40 of 60 tokens, .* with 60 of 60",
         ),
         (
             lambda weights: weights.update(d2t=weights["d2t"][::-1].copy()),
-            "of the table 'd2t' hold .* only tables that ascend",
+            "of the table 'd2t' hold .* sort the table",
         ),
         (
             lambda weights: weights.update(d2t=weights["d2t"].astype(np.float32)),
@@ -224,11 +224,13 @@ def test_the_target_of_another_head_is_refused() -> None:
     for changes, words in (
         ({"hidden_size": 32}, "hidden_size is 16 and the target's is 32; use a drafter trained"),
         ({"vocab_size": 61}, "vocab_size is 60 and the target's is 61; use a drafter trained"),
-        ({"num_hidden_layers": 6}, "The target has 6 layers, and the EAGLE-3 head does not name"),
+        ({"num_hidden_layers": 6}, "The EAGLE-3 head names no target layers .* this one has 6"),
     ):
         with pytest.raises(InputError, match=words):
             check_pair(replace(target.config, **changes), drafter.config, TreeConfig())
     named = load_drafter(GOLDENS / "deepspec", "float32")
     few = random_target(replace(target.config, num_hidden_layers=7))
-    with pytest.raises(InputError, match="context_layers holds 6; the target has 7 layers"):
+    with pytest.raises(
+        InputError, match="context_layers holds 6; the last layer of this target is 6"
+    ):
         generate(few, named, [[1, 2]], max_new_tokens=2)

@@ -129,13 +129,16 @@ def test_the_target_of_other_heads_is_refused() -> None:
     for changes, words in (
         ({"hidden_size": 32}, "hidden_size is 16 and the target's is 32; use a drafter trained"),
         ({"vocab_size": 61}, "vocab_size is 60 and the target's is 61; use a drafter trained"),
-        ({"rms_norm_eps": 1e-6}, "The rms_norm_eps of the Hydra.. head's layer is 1e-05 and the"),
-        ({"num_key_value_heads": 2}, "The num_key_value_heads of .* is 1 and the target's is 2"),
+        ({"rms_norm_eps": 1e-6}, "The rms_norm_eps of the Hydra.. layer is 1e-05, but the"),
+        (
+            {"num_key_value_heads": 2},
+            "The num_key_value_heads of .* is 1, but the target's num_key_value_heads is 2",
+        ),
         ({"rope_scaling": LinearScaling(2.0)}, "state rope_scaling in the head's config.json"),
     ):
         with pytest.raises(InputError, match=words):
             check_pair(replace(target, **changes), head, TreeConfig())
-    with pytest.raises(InputError, match="hidden_state_offset is 8, and the target has 8 layers"):
+    with pytest.raises(InputError, match="hidden_state_offset is 8, but the target has 8 layers"):
         check_pair(target, replace(MEANT["mlp"], hidden_state_offset=8), TreeConfig())
 
 

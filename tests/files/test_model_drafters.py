@@ -87,7 +87,9 @@ def test_other_tokens_are_refused_before_weights_are_looked_for(
     ]
     assert all(word in str(refused.value) for word in words), refused.value
     change_json(small / "config.json", vocab_size=30)
-    with pytest.raises(InputError, match="vocabulary has 30 tokens and the target's 24; use a mod"):
+    with pytest.raises(
+        InputError, match="vocabulary has 30 tokens, but the target's has 24; use a mod"
+    ):
         find_drafter(small, open_target(folders.target))
 
 

@@ -174,11 +174,11 @@ WIDE: dict[str, Any] = {"exit_dim": 20, "initial_head": "target"}
         ),
         (
             {"exit_dim": 16, "context_layers": (0,)},
-            "context_layers holds 0; the target has 1 layers",
+            "context_layers holds 0; the last layer of this target is 0",
         ),
         (
             {"kind": "eagle3"},
-            "The target has 1 layers, and the EAGLE-3 head does not name .* in context_layers",
+            "The EAGLE-3 head names no target layers .* has 1; name layers in context_layers",
         ),
         (
             {"exit_dim": 16, "draft_vocab_size": 32},
