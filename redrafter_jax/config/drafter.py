@@ -16,15 +16,16 @@ class HeadConfig(Checked):
     """Shape fields that all kinds of heads share; each kind adds its own.
 
     Attributes:
-      vocab_size: the target's vocabulary, V.
-      hidden_size: the target's width, D.
+      vocab_size: V, the target's vocabulary size.
+      hidden_size: D, the target's width.
       draft_tokens: ids of the tokens that can be drafted, in increasing order; None for all V. A
         head over fewer tokens is faster, and the target still decodes the tokens that it leaves
         out.
-      head: the vocabulary projection: "own" for the drafter's own matrix; "low_rank" for the
-        drafter's own in two factors; "target" for the target's, which the drafter does not store.
-      context_layers: indices from 0 of the target's layers whose hidden states the drafter reads
-        in addition to the last layer's.
+      head: the vocabulary projection: "own" for a matrix of the drafter; "low_rank" for a product
+        of two smaller matrices of the drafter; "target" for the target's projection, which the
+        drafter does not store.
+      context_layers: indices from 0 of the target layers whose hidden states the drafter reads in
+        addition to the last hidden state.
     """
 
     vocab_size: Count
@@ -38,7 +39,7 @@ class HeadConfig(Checked):
         for before, layer in pairwise((-1, *self.context_layers)):
             problem = f"{out_of_order('layers', layer, before)}, counted from 0."
             require(before < layer, self, "context_layers", problem)
-        problem = "is empty; name tokens, or None for all."
+        problem = "is empty; give token ids, or None for all tokens."
         require(self.draft_tokens != (), self, "draft_tokens", problem)
         most = self.vocab_size - 1
         for before, token in pairwise((-1, *(self.draft_tokens or ()))):
@@ -46,11 +47,14 @@ class HeadConfig(Checked):
             require(before < token <= most, self, "draft_tokens", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse trees that take more tokens than can be drafted; kinds add their own checks."""
+        """Refuse a tree that takes more tokens than the head can draft.
+
+        Each kind of head adds its own checks.
+        """
         tree.check_tokens(self.draft_vocab_size)
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """The context layers of a drafter of this target."""
+        """The indices of the target's layers whose hidden states the drafter reads."""
         del target
         return self.context_layers
 

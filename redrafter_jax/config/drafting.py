@@ -1,4 +1,4 @@
-"""Settings of drafting, of sampling, and of grammars that constrain the text."""
+"""Settings of drafting and of sampling, and grammars that constrain the text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,26 +22,27 @@ class TreeConfig(Checked):
       draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); for heads that
         draft by rank, the number of heads that are used.
       num_nodes: N, tree nodes that the target verifies, including the root and the lookup tokens;
-        by default `1 + R * W + lookup_tokens`, every token of the beams.
+        by default `1 + R * W + lookup_tokens`, which keeps every token of the beams.
       final_beams_only: keep only the nodes on the paths of the final beams, as in the paper.
-      sharpness: factor on the draft scores before they are normalised and summed along a beam; 1.0
-        ranks beams by the drafter's own log-probabilities.
+      sharpness: factor on the draft scores before they are normalised and summed along a beam; with
+        1.0, beams are ranked by the drafter's own log-probabilities.
       candidates: number of best tokens, W or more, over which a beam's scores are normalised; by
         default all tokens (Apple's code uses 50).
-      lookup_tokens: C, how many of the N nodes prompt lookup drafts: the tokens that followed the
-        last earlier occurrence of the text's suffix; 0 for none, as in the paper.
-      static_tree: for heads that draft by rank, draft the same tree of ranks in every step, the
-        N - 1 paths that are likeliest in general, instead of each step's most probable paths. In
-        Python and YAML the paths may be given instead of True: ((0,), (1,), (0, 0)) takes the two
-        best tokens of the first head and, after the best one, the best token of the second head.
+      lookup_tokens: C, the number of the N nodes that prompt lookup drafts: the tokens that
+        followed the last earlier occurrence of the text's last tokens; 0 for none, as in the paper.
+      static_tree: for heads that draft by rank, draft the same tree of ranks in every step: the N -
+        1 paths that are likeliest in general, instead of the paths that are most probable in each
+        step. In Python and YAML, the paths may be given instead of True: ((0,), (1,), (0, 0)) takes
+        the two best tokens of the first head and, after the best one, the best token of the second
+        head.
       rerank: choose the N nodes among all extensions of the beams, not only among the beams;
         extensions that no later round continues become leaves (after EAGLE-2, arXiv 2406.16858,
         section 4.2). N may then exceed `1 + R * W`, up to one more than the number of tokens that
         can be drafted.
-      mean_nodes: average number of nodes per row that the target verifies in a batch of B rows:
-        each step verifies the `B * mean_nodes` nodes that the drafter finds likeliest, in whichever
-        rows they are; a row that has ended leaves its share to the others. By default every row has
-        N nodes.
+      mean_nodes: average number of nodes per row that the target verifies in a batch of B rows.
+        Each step verifies the `B * mean_nodes` nodes that the drafter finds likeliest, whatever
+        their rows; a row that has ended leaves its nodes to the other rows. By default every row
+        has N nodes.
     """
 
     beam_width: Count = 8
@@ -69,7 +70,9 @@ class TreeConfig(Checked):
         require(fits, self, "num_nodes", problem)
         problem = f"is {self.mean_nodes}; a row has {self.budget} nodes, so give at most that many."
         require((self.mean_nodes or 1) <= self.budget, self, "mean_nodes", problem)
-        problem = "is True together with rerank, which keeps nodes outside beams; leave one out."
+        problem = (
+            "is True, but rerank also keeps nodes outside the final beams; leave one of them out."
+        )
         require(not (self.final_beams_only and self.rerank), self, "final_beams_only", problem)
         taken = self.extensions
         problem = f"is {self.candidates}; it must be at least beam_width={width}."
@@ -116,16 +119,16 @@ class TreeConfig(Checked):
             )
 
     def check_beams(self, drafter: str) -> None:
-        """Refuse a static tree for a drafter that drafts in beams; the error names the drafter."""
+        """Refuse a static tree for `drafter`, the words for a drafter that drafts in beams."""
         if self.static_tree:
             raise InputError(
                 "TreeConfig.static_tree is for heads that draft by rank, and this is "
-                f"{drafter}, whose trees follow its beams; leave it out."
+                f"{drafter}, which drafts in beams; leave static_tree out."
             )
 
     @property
     def max_nodes(self) -> int:
-        """Number of nodes of all beams or given paths, with the root and the lookup tokens."""
+        """Number of nodes of all beams or given paths, plus the root and the lookup tokens."""
         drafted = self.beam_width * self.draft_rounds
         if isinstance(self.static_tree, tuple):
             drafted = len(self.static_tree)
@@ -143,7 +146,10 @@ class TreeConfig(Checked):
 
     @property
     def extensions(self) -> int:
-        """X, the number of best extensions per round that may be nodes; the first W stay beams."""
+        """X, the number of best extensions per round that may become nodes.
+
+        The first W of them are the beams of the next round.
+        """
         return max(self.beam_width, self.beam_nodes - 1) if self.rerank else self.beam_width
 
     @property
@@ -152,7 +158,7 @@ class TreeConfig(Checked):
         return self.draft_rounds + self.lookup_tokens + 1
 
     def shared_nodes(self, rows: int) -> int | None:
-        """Number of nodes that `rows` rows share in a step; None where every row has N nodes."""
+        """Number of nodes that `rows` rows share in a step; None if every row has N nodes."""
         mean = self.mean_nodes or self.budget
         return None if mean == self.budget else rows * mean
 
@@ -171,11 +177,13 @@ class MirrorConfig(Checked):
 
     Attributes:
       layer: l, the number of target layers that run before the target's next tokens are guessed.
-      candidates: k, next tokens that are guessed after each node, excluding the node's children.
+      candidates: k, number of next tokens that are guessed after each node, not counting the node's
+        children.
       branches: M, number of likeliest guesses (last accepted node, next token) for which a tree is
-        drafted ahead; by default `P * k`, all guesses of a chain.
-      drafter_devices: number of devices for the drafter alone, the first that the target does not
-        use; with 0 the drafter shares the target's devices and the two do not overlap.
+        drafted ahead; by default `P * k`, which is every guess if the tree is a chain.
+      drafter_devices: number of devices that only the drafter uses: the first ones that the target
+        does not use. With 0, the drafter shares the target's devices, and target and drafter do not
+        run at the same time.
     """
 
     layer: Count
@@ -184,18 +192,18 @@ class MirrorConfig(Checked):
     drafter_devices: Natural = 0
 
     def count(self, tree: TreeConfig) -> int:
-        """M for this tree, at most the number of guesses that the tree has."""
+        """M for this tree: `branches`, but at most the number of guesses that the tree has."""
         asked = self.branches or tree.max_path * self.candidates
         return min(asked, tree.budget * self.candidates)
 
 
 def longest_path(tree: TreeConfig | None) -> int:
-    """P of a tree; 1 for None, which stands for the root alone."""
+    """P of a tree; 1 for None, which stands for a tree of only the root."""
     return 1 if tree is None else tree.max_path
 
 
 def node_count(tree: TreeConfig | None) -> int:
-    """N of a tree; 1 for None, which stands for the root alone."""
+    """N of a tree; 1 for None, which stands for a tree of only the root."""
     return 1 if tree is None else tree.budget
 
 
@@ -204,10 +212,11 @@ class SamplingConfig(Checked):
     """How the target's next token is chosen, speculatively or autoregressively.
 
     Attributes:
-      temperature: 0 takes the most likely token; above 0 draws from `softmax(logits / t)`.
+      temperature: 0 takes the most likely token; a value above 0 draws from `softmax(logits /
+        temperature)`.
       top_k: keep only the k most likely tokens; by default all.
       top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
-      min_p: drop tokens less likely than min_p times the most likely one.
+      min_p: drop tokens whose probability is less than min_p times that of the most likely token.
       presence_penalty: subtracted from the logit of every token that the answer already contains.
       frequency_penalty: subtracted from a token's logit once per occurrence in the answer.
       repetition_penalty: divides the positive logits of tokens that the prompt or the answer
@@ -243,10 +252,10 @@ class SamplingConfig(Checked):
         return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
 
     def refuse_idle_filters(self, spelled: Callable[[str], str] = str) -> "SamplingConfig":
-        """Refuse filters at temperature 0, where they have no effect; returns the configuration.
+        """Refuse filters at temperature 0, where they have no effect; return the configuration.
 
         Args:
-          spelled: maps a field's name to the name that the user writes, for the error sentence.
+          spelled: function from a field's name to the name that the user writes, for the error.
 
         Raises:
           InputError: a filter is set at temperature 0.
@@ -255,19 +264,19 @@ class SamplingConfig(Checked):
         if names and self.temperature == 0:
             idle, temperature = " and ".join(names), spelled("temperature")
             raise InputError(
-                f"{temperature} is 0, which takes the most likely token whatever {idle} would "
-                f"keep; give a {temperature} above 0, or leave {idle} out."
+                f"{temperature} is 0, which takes the most likely token whatever the filter, so "
+                f"leave {idle} out, or give a {temperature} above 0."
             )
         return self
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The required form of an answer: JSON of a schema, or a match of a regular expression.
+    """The form that an answer must have: JSON by a schema, or a match of a regular expression.
 
     Attributes:
-      json_schema: JSON Schema; `{"type": "object"}` allows any object.
-      regex: regular expression that the whole answer matches, in Rust's syntax.
+      json_schema: JSON Schema that the answer must fit; `{"type": "object"}` allows any object.
+      regex: regular expression, in Rust's syntax, that the whole answer must match.
 
     Raises:
       InputError: neither field is given, or both are.
@@ -278,7 +287,7 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if (self.json_schema is None) == (self.regex is None):
-            raise InputError("Grammar takes json_schema or regex; give exactly one of them.")
+            raise InputError("A Grammar has a json_schema or a regex; give exactly one of them.")
         if not isinstance(self.json_schema, Mapping | None):
             raise InputError(f"json_schema is {self.json_schema!r:.80}; it must be a mapping.")
         if not isinstance(self.regex, str | None):

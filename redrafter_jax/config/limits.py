@@ -1,4 +1,4 @@
-"""Field types with limits, the check of values against them, and its error sentences.
+"""Field types with limits, the check of values against these limits, and its errors.
 
 Limits are metadata of a field's annotation. `Checked` applies them to the library's configurations,
 whether the values come from Python, an option, a JSON file or a drafter's table (`read_config`).
@@ -25,9 +25,9 @@ Positive = Annotated[float, Gt(0)]
 BYTES = "bytes"
 Bytes = Annotated[int, Gt(0), BYTES]
 
-# Larger whole numbers fit no array, and much larger ones no float.
+# Larger whole numbers fit in no integer array, and much larger ones overflow a float.
 INT_LIMIT = 2**63
-# The check of each limit, and its words in error sentences.
+# Each limit's check, and the words for the limit in errors.
 _LIMITS = {
     Gt: (lambda value, limit: value > limit.gt, "greater than {0.gt}"),
     Ge: (lambda value, limit: value >= limit.ge, "{0.ge} or more"),
@@ -52,7 +52,7 @@ class FieldError(InputError):
 
 
 def require(holds: bool, config: object, field: str, problem: str) -> None:
-    """Raises a `FieldError` unless a condition between fields holds."""
+    """Raise a `FieldError` unless `holds`, a condition that involves several fields, is true."""
     if not holds:
         raise FieldError(config, field, problem)
 
@@ -72,28 +72,28 @@ class Checked:
 
 
 def is_not(value: object, needed: str) -> str:
-    """The part of a sentence about a wrong value, such as "is 0; it must be greater than 0"."""
+    """The end of an error about a wrong value, such as "is 0; it must be greater than 0"."""
     return f"is {value!r:.200}; it must be {needed}"
 
 
 def read_config[T](
     kind: type[T], stated: Any, file: Path, *, within: str = "", foreign: bool = False, **given: Any
 ) -> T:
-    """The configuration that a file states as a mapping of field names to values.
+    """Build a configuration from what a file states: a mapping of field names to values.
 
     Lists become tuples, and mappings become nested configurations.
 
     Args:
       kind: the configuration's type, a dataclass.
       stated: the mapping of names to values.
-      file: the file's path, with which every error sentence begins.
-      within: path of the mapping inside the file, such as "trees.0."; empty for the whole file.
-      foreign: whether other programs write such files: unknown keys are then ignored, and null
-        means that a field is left out.
-      given: values of fields that are not read from the file.
+      file: the path of the file, with which every error begins.
+      within: place of the mapping inside the file, such as "trees.0."; empty for the whole file.
+      foreign: whether other programs write such files. If so, unknown keys are ignored, and a null
+        counts as a missing field.
+      given: values of fields that the file does not state.
 
     Raises:
-      InputError: a field without default is missing, a name is unknown, or a value cannot be used.
+      InputError: a field without a default is missing, a name is unknown, or a value is invalid.
     """
     known = {one.name: one for one in fields(cast(Any, kind))}
     names = ", ".join(known)
@@ -122,7 +122,7 @@ def read_config[T](
 
 
 def _as_field(value: Any, kind: Any, file: Path, place: str) -> Any:
-    """A file's value converted to a field's type; a wrong value is left for the check to refuse."""
+    """Convert a file's value to the type of a field; a wrong value is kept for the check."""
     if isinstance(value, list):
         entry = get_args(kind)[0] if get_origin(kind) is tuple else None
         return tuple(_as_field(one, entry, file, f"{place}.{i}") for i, one in enumerate(value))
@@ -132,13 +132,16 @@ def _as_field(value: Any, kind: Any, file: Path, place: str) -> Any:
 
 
 def out_of_order(entries: str, number: int, before: int) -> str:
-    """The words about a number that is not above the previous one; -1 for no previous number."""
+    """The end of an error about a number that is not above the previous one.
+
+    `before` is the previous number, or -1 if there is none.
+    """
     place = "" if before < 0 else f" after {before}"
     return f"holds {number}{place}; list {entries} in increasing order"
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The text of each field in the `Attributes` of a class and its bases, in one line."""
+    """The documentation of each field in a class and its bases, as one line per field."""
     texts: dict[str, str] = {}
     for one in reversed(inspect.getmro(kind)):
         _, _, entries = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")
@@ -148,7 +151,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 def parse_annotation(annotation: Any) -> tuple[list[Any], list[Any]]:
-    """The types that an annotation allows, and the limits it states."""
+    """The types and the limits that an annotation states."""
     if get_origin(annotation) is Annotated:
         kind, *limits = get_args(annotation)
         return [kind], limits
@@ -164,10 +167,10 @@ def main_type(annotation: Any) -> Any:
 
 
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """Words for what a value must be; None if the value is allowed.
+    """Words for what a value must be, such as "a whole number, an int"; None if it is allowed.
 
-    Checks numbers, bools, strings, literals, tuples and mappings against the first of `kinds`;
-    values of other types are allowed.
+    Numbers, bools, strings, literals, tuples and mappings are checked against the first of `kinds`.
+    Values of other types are allowed.
     """
     if value is None and NoneType in kinds:
         return None

@@ -13,7 +13,7 @@ class Quantization(Checked):
     Norms and biases are never quantized.
 
     Attributes:
-      layers: format of all matrices except the two below.
+      layers: format of all matrices other than the embedding and the vocabulary projection.
       embedding: format of a target's embedding, and of its vocabulary projection if the two are
         tied.
       head: format of the vocabulary projection of a target or a drafter.
@@ -25,11 +25,14 @@ class Quantization(Checked):
 
     @classmethod
     def of(cls, form: WeightFormat) -> "Quantization":
-        """`form` for the layers, and int8 for embedding and head, which affect the text more."""
+        """Use `form` for the layers, and int8 for embedding and head.
+
+        The formats of embedding and head affect the text more.
+        """
         return cls(form, "int8", "int8")
 
     def format_of(self, name: str) -> WeightFormat | None:
-        """The format of a matrix by its dotted parameter name; None for unquantized."""
+        """The format of the matrix with this dotted parameter name; None if it is not quantized."""
         if "embed_tokens" in name:
             return self.embedding
         return self.head if "lm_head" in name.split(".") else self.layers

@@ -14,16 +14,18 @@ class ServeConfig(Checked):
 
     Attributes:
       slots: number of requests that decode together.
-      cache_memory: size of the cache on each device, such as 40GB, shared by all slots; by default
-        a share of a GPU's free memory, or without a GPU room for 4096 tokens per slot.
+      cache_memory: size of the cache on each device, such as 40GB, which all slots share; by
+        default a share of a GPU's free memory, or without a GPU room for 4096 tokens per slot.
       context_length: limit on the tokens of a prompt and its answer; by default the target's limit,
         or the size of the cache if that is less.
       queue_limit: number of requests that may wait for a slot; further requests are refused.
       deadline: seconds that a request may take; by default there is no limit.
       drain: seconds that running answers may take after SIGTERM.
       max_body: limit on the bytes of a request's body.
-      max_logprobs: limit on the `top_logprobs` of a request; every step computes this many.
-      steps_per_call: decode steps per call; requests are admitted and cancelled between calls.
+      max_logprobs: limit on the `top_logprobs` of a request; every step computes this number of
+        log-probabilities.
+      steps_per_call: number of decode steps between two moments at which requests can be admitted
+        or cancelled.
     """
 
     slots: Count = 8
@@ -38,18 +40,18 @@ class ServeConfig(Checked):
 
     @property
     def choices(self) -> int:
-        """Limit on the choices of one request: as many as the slots and the queue hold."""
+        """Limit on the choices of one request: the number of slots plus places in the queue."""
         return self.slots + self.queue_limit
 
 
 @dataclass(frozen=True)
 class ReplicaConfig(Checked):
-    """Replicas of `redrafter serve`, run by Ray Serve.
+    """Replicas of `redrafter serve`, which Ray Serve runs.
 
     Attributes:
       replicas: number of engines behind one endpoint, each in its own process.
-      max_replicas: number of replicas up to which Ray scales while requests wait for a slot; by
-        default the number does not change.
+      max_replicas: number of replicas up to which Ray adds replicas while requests wait for a slot;
+        by default the number does not change.
       replica_cpus: CPUs that Ray reserves for each replica.
       replica_gpus: GPUs of each replica; by default one, if the machine has GPUs.
     """
@@ -61,7 +63,7 @@ class ReplicaConfig(Checked):
 
     @property
     def several(self) -> bool:
-        """Whether replicas are asked for."""
+        """Whether the settings ask for replicas."""
         return self.replicas is not None or self.max_replicas is not None
 
     def __post_init__(self) -> None:
@@ -71,5 +73,6 @@ class ReplicaConfig(Checked):
                 self.max_replicas >= (self.replicas or 1),
                 self,
                 "max_replicas",
-                f"is {self.max_replicas}, fewer than the {self.replicas or 1} replicas; give more.",
+                f"is {self.max_replicas}; it must be at least the number of replicas, "
+                f"{self.replicas or 1}.",
             )

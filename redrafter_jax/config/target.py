@@ -18,9 +18,9 @@ class LinearScaling(Checked):
 class DynamicScaling(Checked):
     """Rotary scaling whose base grows once a text exceeds `max_position_embeddings`.
 
-    Up to that length the frequencies are unscaled, and longer texts are refused: their keys would
-    depend on the text's length when they were computed, so the answer would depend on how the text
-    was split into calls.
+    Up to that length the frequencies are unscaled. Longer texts are refused: the keys of a token
+    would depend on how long the text was when they were computed, so the answer would depend on how
+    the text was split into calls.
     """
 
     factor: Positive
@@ -30,7 +30,7 @@ class DynamicScaling(Checked):
 class Llama3Scaling(Checked):
     """Rotary scaling that divides slow frequencies by `factor` and keeps fast ones (Llama 3.1).
 
-    Frequencies in between are interpolated.
+    The frequencies in between are interpolated.
 
     Attributes:
       factor: divisor of the slow frequencies.
@@ -53,13 +53,13 @@ class Llama3Scaling(Checked):
 
 @dataclass(frozen=True)
 class YarnScaling(Checked):
-    """Llama 3.1's scaling interpolated over dimensions, with sharper scores (arXiv 2309.00071).
+    """Rotary scaling that interpolates over dimensions and sharpens the scores (arXiv 2309.00071).
 
     Attributes:
       factor: divisor of the slow frequencies.
       original_max_position_embeddings: the original context length in tokens.
-      attention_factor: factor on cosine and sine, so that scores grow by its square.
-      beta_fast: number of turns within the original context above which a frequency is kept.
+      attention_factor: factor on cosine and sine; the attention scores grow by its square.
+      beta_fast: number of turns within the original context above which a frequency is not divided.
       beta_slow: number of turns below which a frequency is divided by the whole factor.
       truncate: whether the interpolated range is rounded to whole dimensions.
     """
@@ -80,17 +80,17 @@ class YarnScaling(Checked):
 
 @dataclass(frozen=True)
 class LongRopeScaling(Checked):
-    """Rotary scaling with a divisor per frequency, and others for long texts (arXiv 2402.13753).
+    """Rotary scaling with a divisor per frequency, and other divisors for long texts.
 
-    If the two lists differ, texts longer than the original context are refused: beyond it the keys
-    of all earlier tokens would change. For files with a single list, such as GGUF files of
-    Llama 3.1, both fields hold that list.
+    This is LongRoPE (arXiv 2402.13753). If the two lists differ, texts longer than the original
+    context are refused, because the keys of all earlier tokens would change there. For files with a
+    single list, such as GGUF files of Llama 3.1, both fields hold this list.
 
     Attributes:
       short_factor: divisors of the frequencies, the fastest first.
       long_factor: divisors of the frequencies in texts longer than the original context.
       original_max_position_embeddings: the original context length in tokens.
-      attention_factor: factor on cosine and sine, so that scores grow by its square.
+      attention_factor: factor on cosine and sine; the attention scores grow by its square.
     """
 
     short_factor: tuple[float, ...]
@@ -102,10 +102,10 @@ class LongRopeScaling(Checked):
         super().__post_init__()
         for name in ("short_factor", "long_factor"):
             for factor in getattr(self, name):
-                problem = f"holds {factor!r}; its numbers must be finite and greater than 0."
+                problem = f"holds {factor!r}; all numbers must be finite and greater than 0."
                 require(0 < factor < math.inf, self, name, problem)
         short, long = len(self.short_factor), len(self.long_factor)
-        problem = f"holds {long} numbers but short_factor {short}; give equally many."
+        problem = f"holds {long} numbers, but short_factor holds {short}; give the same number."
         require(short == long, self, "long_factor", problem)
 
 
@@ -120,11 +120,11 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class TargetConfig(Checked):
-    """Shape of a Llama-style decoder, with the variations that it has.
+    """The shape of a Llama-style decoder, with its variations.
 
-    Fields named as in Hugging Face's `config.json` have the same meaning. Constants have no
-    defaults: a constant that a checkpoint lacks is an error at loading, or is filled in as
-    transformers fills it in (`redrafter_jax.files.families`). Variations are off by default.
+    Fields with the names of Hugging Face's `config.json` have the same meaning. Constants have no
+    defaults: if a checkpoint lacks a constant, loading fails, or fills the constant in as
+    transformers does (`redrafter_jax.files.families`). Variations are off by default.
 
     Attributes:
       eos_token_ids: ids of the tokens that end a text.
@@ -134,12 +134,12 @@ class TargetConfig(Checked):
       qk_norm: whether every head's queries and keys are normalised before they are rotated.
       sliding_window: number of positions that a token sees in a windowed layer, including its own.
       windowed_layers: indices from 0 of the layers with a sliding window.
-      rope_local_base_freq: the rotary base of windowed layers, whose frequencies are not scaled;
-        None for `rope_theta` and `rope_scaling` in all layers.
+      rope_local_base_freq: rotary base of windowed layers, whose frequencies are not scaled. With
+        None, windowed layers use `rope_theta` and `rope_scaling` like the others.
       query_pre_attn_scalar: number whose square root divides the scores; None for `head_dim`.
       hidden_act: activation of the feed-forward gate; "gelu_pytorch_tanh" is GELU's tanh
         approximation.
-      output_norms: whether the outputs of attention and feed-forward are normalised too, before
+      output_norms: whether the outputs of attention and feed-forward blocks are normalised before
         they are added to the residual.
       zero_centered_norms: whether norms multiply by one plus their weight, in float32.
       scaled_embeddings: whether embeddings are multiplied by the square root of `hidden_size`,
@@ -200,7 +200,7 @@ class TargetConfig(Checked):
             require(0 <= layer < layers, self, "windowed_layers", problem)
 
     def with_layers(self, count: int) -> "TargetConfig":
-        """The configuration with `count` layers; added layers have no window."""
+        """The configuration with `count` layers; layers that are added have no window."""
         windowed = tuple(layer for layer in self.windowed_layers if layer < count)
         window = self.sliding_window if windowed else None
         return replace(
@@ -208,7 +208,7 @@ class TargetConfig(Checked):
         )
 
     def window_of(self, layer: int) -> int | None:
-        """Positions that a token sees in this layer, including its own; None for no window."""
+        """Number of positions that a token sees in this layer, its own included; None for all."""
         return self.sliding_window if layer in self.windowed_layers else None
 
     def rotary_of(self, layer: int) -> tuple[float, RopeScaling | None]:
@@ -226,10 +226,10 @@ class TargetConfig(Checked):
     def position_limit(self) -> int:
         """Limit on the tokens of a text, prompt included: the context length after scaling.
 
-        With linear scaling and YaRN, `max_position_embeddings` is the length before scaling. Some
-        files with YaRN state the length after scaling instead, and files with a rotary base for
-        windowed layers (Gemma 3) always do. Some files with linear scaling do so too, which cannot
-        be detected; for these files the limit is an upper bound.
+        With linear scaling and YaRN, `max_position_embeddings` should be the length before scaling.
+        But some files with YaRN, and all files that state a rotary base for windowed layers (Gemma
+        3), state the length after scaling, which is recognised. Some files with linear scaling do
+        so too, which cannot be recognised; for these files the limit is too high.
         """
         match self.rope_scaling:
             case LinearScaling(factor) if self.rope_local_base_freq is None:

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.tree_attention import PAGE as PAGE
 from pallas_kernels.tree_attention import tree_attention as tree_attention
 
-# Queries per block; bounds the scores to [B, Q, 128, T] and skips the keys after the block.
+# Queries per block. Blocks bound the scores to [B, Q, 128, T], and skip the keys after the block.
 _BLOCK = 128
 
 
@@ -22,10 +22,10 @@ def prefill_attention(
 ) -> Float[Array, "B T Q H"]:
     """Causal self-attention over left-aligned sequences, with a float32 softmax.
 
-    Rows may end in padding, which the causal mask hides from all real positions. A token attends to
-    `window` positions, its own included; None is all positions before it. Tokens of different
-    `segments` do not attend to each other. `beside` has J more keys and values per position, which
-    are visible to the token at that position only.
+    Rows may end in padding, which the causal mask hides from all real tokens. With `window`, a
+    token attends to that many positions, its own included; with None it attends to all positions up
+    to its own. Tokens of different `segments` do not attend to each other. `beside` holds J further
+    keys and values per position, which only the token at that position attends to.
     """
     T = q.shape[1]
     reach = T if window is None else window - 1
@@ -51,7 +51,7 @@ def _causal_block(
     together: Bool[Array, "B block keys"] | None,
     beside: tuple[Float[Array, "B block J K H"], Float[Array, "B block J K H"]] | None,
 ) -> Float[Array, "B block Q H"]:
-    """Attention of one block; query i is at the position of key `offset + i`."""
+    """Attention of one block of queries; query i has the position of key `offset + i`."""
     B, block, Q, H = q.shape
     keys, K = k.shape[1:3]
     grouped = q.reshape(B, block, K, Q // K, H)

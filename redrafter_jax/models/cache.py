@@ -1,4 +1,7 @@
-"""The paged key-value cache: allocated once, written in place, rolled back by its lengths."""
+"""The paged key-value cache, which is allocated once and written in place.
+
+To drop tokens, only `lengths` is lowered; their entries are overwritten later.
+"""
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -21,12 +24,13 @@ def init_cache(
     """Create an empty cache; on a mesh, this device's shard of it.
 
     Args:
-      config: config of the target.
-      batch: B.
+      config: configuration of the target.
+      batch: B, number of rows.
       slots: S, maximum number of tokens of a row.
       dtype: dtype of keys and values.
-      own: shape of the drafter's own layers, which follow the target's.
-      pages: number of pages; None for S slots per row, where row b has pages b M to (b + 1) M - 1.
+      own: shape of the drafter's own layers, which follow the target's layers.
+      pages: number of pages. With None, there are S slots per row, and row b has the pages from b M
+        to (b + 1) M - 1.
     """
     target = CacheShape(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
     table = own_pages(batch, slots)
@@ -43,7 +47,7 @@ def init_cache(
 
 
 def own_pages(batch: int, slots: int) -> Int[Array, "B M"]:
-    """Return the table of B rows that do not share pages, with S slots each."""
+    """Return the page table of B rows with S slots each that share no pages."""
     M = -(-slots // PAGE)
     return jnp.arange(batch * M).reshape(batch, M)
 
@@ -106,7 +110,7 @@ def commit(
 ) -> KVCache:
     """Append the first `count` nodes of every row's accepted path, and drop all other nodes.
 
-    A path begins at node 0 and has a node at every index.
+    A path begins at node 0, and `path` holds a valid node at every index, also past `count`.
     """
 
     def pick(nodes: Float[Array, "B N K H"]) -> Float[Array, "B P K H"]:
@@ -118,12 +122,18 @@ def commit(
 
 
 def rows_of(cache: KVCache, rows: Int[Array, " G"]) -> KVCache:
-    """Return the cache of some rows; the pages stay shared. Out-of-range rows read the last row."""
+    """Return the cache of some rows; an index past the last row takes the last row.
+
+    The pages are not copied: both caches share them.
+    """
     return cache._replace(table=cache.table[rows], lengths=cache.lengths[rows])
 
 
 def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
-    """Put rows from `rows_of` back after they were written; rows of B and above are dropped."""
+    """Put the rows of `fresh`, from `rows_of`, back into the cache after they were written.
+
+    An index of B or above, past the last row, is ignored.
+    """
     lengths = cache.lengths.at[rows].set(fresh.lengths, mode="drop")
     return fresh._replace(table=cache.table, lengths=lengths)
 
@@ -131,7 +141,7 @@ def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
 def slots_of(
     layer: Float[Array, "pages K page H"], table: Int[Array, "B M"]
 ) -> Float[Array, "B K S H"]:
-    """Return the slots of every row of a layer, in the order of the text."""
+    """Return all slots of every row in one layer, in the order of the text."""
     B, M = table.shape
     _, K, _, H = layer.shape
     return layer[table].transpose(0, 2, 1, 3, 4).reshape(B, K, M * PAGE, H)

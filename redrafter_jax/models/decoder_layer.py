@@ -26,11 +26,12 @@ WEIGHT_INIT = nnx.initializers.normal(0.02)
 
 
 class Attention(nnx.Module):
-    """Projections of grouped-query attention, stored [in, out].
+    """The projections of grouped-query attention, stored [in, out].
 
-    The query, key and value projections are one weight: each key head's query heads, followed by
-    its key and value head. `inputs` is their input width; it defaults to the model's width, which
-    is the output width.
+    The query, key and value projections are one weight. Its outputs are grouped by key head: the
+    query heads that share a key head, then this key head and its value head. `inputs` is the input
+    width of these projections, by default the model's width; the output width is always the model's
+    width.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs, inputs: int | None = None) -> None:
@@ -74,9 +75,9 @@ class Attention(nnx.Module):
             q, k, v = jnp.split(heads, [-2, -1], axis=-2)
             q, k = normalised(q, self.q_norm, config), normalised(k, self.k_norm, config)
             heads = jnp.concatenate([q, k, v], axis=-2)
-        # Rotated as one array, in which the last head per group is the value. Barrier: attention
-        # and `commit` at the end of the step read parts of it, and XLA for GPUs would otherwise
-        # compute them twice.
+        # All heads are rotated as one array, in which the last head of each group is the value.
+        # Barrier: attention, and `commit` at the end of the step, read parts of this array, and XLA
+        # for GPUs would otherwise compute them twice.
         is_value = jnp.arange(heads.shape[-2]) == heads.shape[-2] - 1
         cosine, sine = (angle[..., None, :] for angle in angles)
         heads = jnp.where(is_value[:, None], heads, rotate(heads, cosine, sine))
@@ -91,7 +92,8 @@ def _draw(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
 class FeedForward(nnx.Module):
     """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202), stored [in, out].
 
-    Gate and up projection are one weight, in groups by which a mesh can split both alike.
+    Gate and up projection are one weight, whose outputs are grouped so that a mesh can split both
+    projections alike.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -131,7 +133,7 @@ class DecoderLayer(nnx.Module):
 
 
 def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
-    """Create the weight of an identity norm, of the model's width or the given size."""
+    """Create the weight of a norm that scales by 1, of the model's width or of the given size."""
     shape = size or config.hidden_size
     return nnx.Param(jnp.zeros(shape) if config.zero_centered_norms else jnp.ones(shape))
 
@@ -139,10 +141,10 @@ def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
 def normalised(
     x: Float[Array, "..."], norm: nnx.Param | None, config: TargetConfig
 ) -> Float[Array, "..."]:
-    """Apply the model's root-mean-square norm (arXiv 1910.07467); the identity without a weight.
+    """Apply the model's root-mean-square norm (arXiv 1910.07467); return x if there is no weight.
 
-    It is computed in float32 and returned in x's dtype. A zero-centered norm multiplies by one plus
-    its weight before the result is cast.
+    The norm is computed in float32 and returned in the dtype of x. A zero-centered norm multiplies
+    by one plus its weight, before the result is cast.
     """
     if norm is None:
         return x

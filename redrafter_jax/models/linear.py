@@ -1,7 +1,8 @@
 """Linear maps with plain or quantized weights, and several maps joined in one weight.
 
 Maps of the same inputs are joined, so that a GPU runs one matrix product instead of several. The
-parameter's metadata has the parts' names and widths (`joined_param`); files have separate parts.
+metadata of a joined parameter holds the names and widths of the parts (`joined_param`); in files
+the parts are separate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +27,15 @@ GROUP_SIZES = (128, 64, 32)
 class QuantizedWeight(NamedTuple):
     """A weight with 8 or 4 bits per number.
 
-    A matrix is [in, out], quantized in groups along the inputs; an embedding table is [V, D],
-    quantized in groups along D. Each group has a scale; formats with one group have a scale per
-    output channel. Scales and minima have the axes of the matrix, with one entry per group along
-    the grouped axis.
+    A matrix is [in, out] and quantized in groups along the inputs. An embedding table is [V, D] and
+    quantized in groups along D. Each group of each output has a scale; some formats have a single
+    group. `scale` and `minimum` have the axes of the matrix, with one entry per group along the
+    grouped axis.
 
     Attributes:
-      codes: int8, int4 or float8_e4m3fn. The number is `scale * code`, or with a minimum
-        `minimum + scale * (code - lowest)`, where `lowest` is the least value of the integer dtype.
+      codes: int8, int4 or float8_e4m3fn codes. A code stands for `scale * code`, or with a minimum
+        for `minimum + scale * (code - lowest)`, where `lowest` is the least value of the integer
+        dtype.
       scale: scale of every group.
       minimum: number that the lowest code represents; None if code 0 represents 0.
     """
@@ -51,14 +53,14 @@ def linear(
 ) -> Float[Array, "... O"]:
     """Compute `x @ weight`.
 
-    With a quantized weight, the codes are multiplied in x's dtype, which represents them exactly,
-    and the float32 sums are scaled, so that GPUs create no dequantized weight. On Hopper GPUs a
+    The codes of a quantized weight are cast to the dtype of x, which represents them exactly, and
+    the float32 sums are scaled afterwards. So GPUs create no dequantized weight. On Hopper GPUs a
     kernel does this for weights with several groups; see `grouped_matmul`.
 
     Args:
-      x: float32 or bfloat16.
-      weight: [in, out], plain or quantized.
-      dtype: dtype of the result; None is x's.
+      x: inputs, float32 or bfloat16.
+      weight: plain or quantized weight [in, out].
+      dtype: dtype of the result; None takes the dtype of x.
     """
     if not isinstance(weight, QuantizedWeight):
         return by_rows(lambda rows: jnp.matmul(rows, weight, preferred_element_type=dtype), x)
@@ -89,7 +91,7 @@ def read_rows(
       table: the whole table, or this device's shard.
       rows: row numbers in the whole table.
       size: number of rows of the whole table.
-      dtype: dtype of rows of a quantized table.
+      dtype: dtype in which rows of a quantized table are returned.
     """
 
     def read(own: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -104,7 +106,7 @@ def read_rows(
 
 
 def table_length(table: Weight) -> int:
-    """Return the number of rows of a table on this device."""
+    """Return the number of rows of the table that this device holds."""
     return len(table.codes if isinstance(table, QuantizedWeight) else table)
 
 
@@ -117,13 +119,13 @@ def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> 
     """Quantize a weight to the nearest numbers of a format, group by group.
 
     int8 and fp8 (float8_e4m3fn) have a float32 scale per output and no minimum. int4 has a bfloat16
-    scale and minimum per group of 128 inputs, or of 64 or 32 if the larger sizes do not divide the
-    inputs; scale and minimum are rounded before the codes are chosen.
+    scale and a bfloat16 minimum per group of 128 inputs, or of 64 or 32 inputs if no larger size
+    divides the number of inputs. Scale and minimum are rounded before the codes are chosen.
 
     Args:
       weight: a finite matrix [in, out] or table [V, D].
-      form: "int8", "int4" or "fp8"; for int4 a group size must divide the inputs.
-      axis: axis of the inputs, 0 for a matrix and 1 for a table.
+      form: "int8", "int4" or "fp8"; for int4 a group size must divide the number of inputs.
+      axis: axis of the inputs: 0 for a matrix and 1 for a table.
     """
     size = weight.shape[axis]
     group = group_size(size) if form == "int4" else size
@@ -148,12 +150,12 @@ def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> 
 
 
 def group_size(inputs: int) -> int | None:
-    """Return the group size of int4; None if no size divides the inputs."""
+    """Return the number of inputs in a group of int4; None if no group size divides the inputs."""
     return next((size for size in GROUP_SIZES if inputs % size == 0), None)
 
 
 def dequantize(weight: Weight, dtype: DTypeLike) -> Float[Array, "..."]:
-    """Return a weight as a plain array; plain weights are returned unchanged."""
+    """Return a weight as a plain array; a plain weight is returned unchanged."""
     if not isinstance(weight, QuantizedWeight):
         return weight
     codes, scale, minimum = weight
@@ -170,14 +172,14 @@ def dequantize(weight: Weight, dtype: DTypeLike) -> Float[Array, "..."]:
 
 
 def _divisor(scale: Float[Array, "..."]) -> Float[Array, "... 1"]:
-    """Replace scale 0, of groups of equal numbers, by 1."""
+    """Replace a scale of 0, which a group of equal numbers has, by 1."""
     return jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None]
 
 
 class Joint(NamedTuple):
-    """The layout of several joined maps: groups, each with some outputs of every map.
+    """The layout of a weight that joins several maps: groups, each with some outputs of every map.
 
-    A mesh that divides the groups splits all maps alike when it splits the joined weight.
+    If a mesh splits the joined weight between groups, it splits every map alike.
 
     Attributes:
       names: parameter names of the maps in files.
@@ -191,7 +193,7 @@ class Joint(NamedTuple):
 
 
 class SeparateWeights(NamedTuple):
-    """Weights that cannot be joined, because they are quantized differently."""
+    """Several weights that cannot be joined because they are quantized in different ways."""
 
     parts: tuple[Weight, ...]
 
@@ -199,11 +201,11 @@ class SeparateWeights(NamedTuple):
 def joined_param(
     joint: Joint, inputs: Sequence[int], init: Callable[[tuple[int, ...]], Array]
 ) -> nnx.Param:
-    """Create a joined parameter; the parts are initialised one by one, in order.
+    """Create a parameter that joins several maps; its parts are initialised one by one, in order.
 
     Args:
       joint: layout of the joined maps.
-      inputs: axes before the outputs: one for weights, none for biases.
+      inputs: axes before the outputs: one axis for weights, no axis for biases.
       init: function from the shape of a part to its values.
     """
     parts = [init((*inputs, joint.groups * width)) for width in joint.widths]
@@ -216,14 +218,14 @@ def joint_of(variable: nnx.Variable[Any]) -> Joint | None:
 
 
 def join(joint: Joint, parts: Sequence[Weight]) -> Weight | SeparateWeights:
-    """Join weights or biases that are plain or quantized alike; others stay separate."""
+    """Join weights or biases that are all plain or quantized alike; keep others separate."""
     if len({_form(part) for part in parts}) > 1:
         return SeparateWeights(tuple(parts))
     return jax.tree.map(partial(_side_by_side, joint), *parts)
 
 
 def _form(part: Weight) -> Any:
-    """Return what parts must have in common, besides their outputs."""
+    """Return what the parts must have in common to be joined: all but the number of outputs."""
     leaves, structure = jax.tree.flatten(part)
     return structure, *((str(leaf.dtype), leaf.shape[:-1]) for leaf in leaves)
 
@@ -237,7 +239,7 @@ def _side_by_side(joint: Joint, *parts: Shaped[Array, "..."]) -> Shaped[Array, "
 
 
 def take_apart(joint: Joint, whole: Any) -> tuple[Weight, ...]:
-    """Split a joined weight or bias into the parts given to `join`; also for NumPy arrays."""
+    """Split a joined weight or bias into the parts that `join` was given; also for NumPy arrays."""
     if isinstance(whole, SeparateWeights):
         return whole.parts
     starts = [sum(joint.widths[:at]) for at in range(1, len(joint.widths))]
@@ -255,7 +257,7 @@ def take_apart(joint: Joint, whole: Any) -> tuple[Weight, ...]:
 def parts_of(
     path: tuple[Any, ...], variable: nnx.Variable[Any]
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield path and value of a parameter, or of each part if it is joined."""
+    """Yield the path and the value of a parameter, or of each of its parts if it is joined."""
     joint, value = joint_of(variable), variable.get_value()
     if joint is None:
         yield path, value
@@ -270,7 +272,7 @@ def parts_of(
 def joined_linear(
     x: Float[Array, "... I"], weight: nnx.Param, bias: nnx.Param | None = None
 ) -> Float[Array, "... groups outputs"]:
-    """Apply joined maps to x; returns the outputs in groups, on a mesh this device's shard."""
+    """Apply joined maps to x; return the outputs by group, on a mesh this device's shard."""
     joint, value = joint_of(weight), weight.get_value()
     assert joint is not None, "the parameter is one map alone"
     if isinstance(value, SeparateWeights):

@@ -17,10 +17,10 @@ from redrafter_jax.parallel.model import Model
 
 
 class Projection(nnx.Module):
-    """Scores of all tokens of a vocabulary, or of some of them in their order.
+    """Scores of all tokens of a vocabulary, or of a list of tokens in the order of the list.
 
     Attributes:
-      weight: [D U], or [U D] for an embedding.
+      weight: the weight, [D U]; or [U D] if it has the layout of an embedding.
       embedding: whether the weight has the layout of an embedding.
     """
 
@@ -29,7 +29,7 @@ class Projection(nnx.Module):
         self.embedding = embedding
 
     def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, "... U"]:
-        """Return float32 scores; on a mesh, those of this device's shard of the weight."""
+        """Return float32 scores; on a mesh, the scores of this device's shard of U."""
         weight = self.weight.get_value()
         if not self.embedding:
             return linear(hidden, weight, jnp.float32)
@@ -38,7 +38,7 @@ class Projection(nnx.Module):
         return by_rows(partial(_times_embedding, weight), hidden)
 
     def of_tokens(self, tokens: Int[Array, " U"]) -> "Projection":
-        """Return the projection of these tokens alone; gathers their weights."""
+        """Return the projection to these tokens alone, whose weights are gathered."""
         axis = 0 if self.embedding else 1
         gather = partial(jnp.take, indices=tokens, axis=axis)
         weight: Weight = jax.tree.map(gather, self.weight.get_value())
@@ -50,23 +50,23 @@ class Projection(nnx.Module):
 def _times_embedding(
     embedding: Float[Array, "U D"], hidden: Float[Array, "... D"]
 ) -> Float[Array, "... U"]:
-    # Computed as embedding times columns, which the barriers preserve: XLA for CPUs would otherwise
-    # transpose the whole embedding in every step.
+    # The product is computed as embedding times columns, and the barriers preserve this order: XLA
+    # for CPUs would otherwise transpose the whole embedding in every step.
     columns = jax.lax.optimization_barrier(jnp.moveaxis(hidden, -1, 0))
     scores = jnp.tensordot(embedding, columns, 1, preferred_element_type=jnp.float32)
     return jnp.moveaxis(jax.lax.optimization_barrier(scores), 0, -1)
 
 
-# Gathered parts of a vocabulary projection, by token ids.
+# Parts of a vocabulary projection that have been gathered, by their token ids.
 _Parts = dict[tuple[int, ...], Model[None, Projection]]
 
 
 class Lender:
-    """The parts of a target's vocabulary projection that drafters borrow, each gathered once.
+    """Lends drafters the parts of a target's vocabulary projection, each of which is gathered once.
 
     Args:
       target: the target model.
-      parts: parts gathered so far; new ones are added to it.
+      parts: parts gathered so far; the lender adds new parts to this mapping.
     """
 
     def __init__(self, target: Model[TargetConfig, Any], parts: _Parts | None = None) -> None:
@@ -74,7 +74,7 @@ class Lender:
         self._parts: _Parts = {} if parts is None else parts
 
     def projection(self, tokens: tuple[int, ...]) -> Model[None, Projection] | None:
-        """Return the projection of these tokens; None on a mesh that splits the vocabulary."""
+        """Return the projection to these tokens; None on a mesh that splits the vocabulary."""
         target = self._target
         mesh = target.mesh
         parts = 1 if mesh is None else mesh.shape[MODEL]
@@ -86,12 +86,13 @@ class Lender:
         return self._parts[tokens]
 
 
-# Parts of live targets by identity, for processes that call `generate` many times.
+# Parts gathered from every live target, so that a process that calls `generate` many times gathers
+# each part once.
 _lent: dict[int, _Parts] = {}
 
 
 def lender_of(target: Model[TargetConfig, Any]) -> Lender:
-    """Return a lender for the target; its parts are kept as long as the target is alive."""
+    """Return the lender of a target; the gathered parts are kept while the target is alive."""
     key = id(target)
     if key not in _lent:
         _lent[key] = {}

@@ -19,10 +19,10 @@ AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
 def quantize_model(model: AnyModel, quantization: Quantization) -> AnyModel:
     """Quantize the matrices of a target or drafter on one device.
 
-    Under `jax.eval_shape` only shapes are computed.
+    Under `jax.eval_shape` only the shapes are computed.
 
     Raises:
-      InputError: int4 is requested for a matrix whose inputs no group size divides.
+      InputError: int4 is requested, but no group size divides the inputs of a matrix.
     """
 
     def quantized(path: tuple[Any, ...], variable: Any) -> Any:
@@ -43,9 +43,9 @@ compiled_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)
 
 
 def check_format(name: str, form: WeightFormat, inputs: int) -> None:
-    """Raise an error for int4 if no group size divides the inputs of the matrix."""
+    """Refuse int4 if no group size divides the number of inputs of the matrix."""
     if form == "int4" and group_size(inputs) is None:
         raise InputError(
-            f"{name!r} has {inputs} inputs, not a multiple of a group size of int4 "
+            f"{name!r} has {inputs} inputs, which no group size of int4 divides "
             f"({', '.join(map(str, GROUP_SIZES))}); use int8 or fp8."
         )

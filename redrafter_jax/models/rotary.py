@@ -1,4 +1,4 @@
-"""Rotary embedding: frequencies, their scalings in checkpoints, and the rotation."""
+"""The rotary embedding: its frequencies, the scalings that checkpoints state, and the rotation."""
 
 import math
 
@@ -20,9 +20,10 @@ from redrafter_jax.config import (
 def rotary_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> Float[np.ndarray, " half"]:
-    """Return the float32 radians per position of each pair of a head, fastest first.
+    """Return the float32 frequency of each pair of a head in radians per position, fastest first.
 
-    They are computed in float64 outside of tracing, as they are constants of a checkpoint.
+    The frequencies are computed in float64 and outside of tracing, because they are constants of a
+    checkpoint.
     """
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     match scaling:
@@ -40,7 +41,7 @@ def rotary_frequencies(
 
 
 def positions_in(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Return each token's position in its document, from 0; `segments` numbers the documents."""
+    """Return each token's position in its document, from 0; `segments` numbers documents."""
     places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=-1) != 0
     return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
@@ -51,7 +52,7 @@ def rotary_angles(
     frequencies: Float[np.ndarray, " half"],
     gain: float | None = None,
 ) -> tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]:
-    """Return float32 cosine and sine of each position's angles (arXiv 2104.09864, eq. 34).
+    """Return the float32 cosine and sine of the angles at each position (arXiv 2104.09864, eq. 34).
 
     `gain` is a factor on both; None is 1.
     """
@@ -66,7 +67,10 @@ def rotary_angles(
 def rotate(
     x: Float[Array, "... H"], cosine: Float[Array, "... half"], sine: Float[Array, "... half"]
 ) -> Float[Array, "... H"]:
-    """Apply the rotary embedding; pairs join the halves of a head, as in Hugging Face's weights."""
+    """Apply the rotary embedding to the pairs of dimensions i and i + H/2 of each head.
+
+    Hugging Face's weights have the same order of dimensions.
+    """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
@@ -75,7 +79,7 @@ def rotate(
 def _blend(
     plain: Float[np.ndarray, " half"], factor: float, kept: Float[np.ndarray, " half"]
 ) -> Float[np.ndarray, " half"]:
-    """Scale frequencies by `1 / factor`, except for the fraction `kept` of each."""
+    """Divide frequencies by `factor`, except for the fraction `kept` of each frequency."""
     return plain * kept + plain / factor * (1 - kept)
 
 
@@ -97,6 +101,6 @@ def _yarn_kept(head_dim: int, theta: float, scaling: YarnScaling) -> Float[np.nd
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
-    # transformers' width for an empty ramp.
+    # transformers uses this width if the ramp would be empty.
     width = last - first or 1e-3
     return 1 - np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)

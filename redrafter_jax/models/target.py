@@ -26,19 +26,20 @@ from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.parallel.model import Model
 from redrafter_jax.types import Halfway, KVCache, Scorer, TokenTree, Verified
 
-# Number of rows, over all texts, up to which a GPU's matrix products take no longer than reading
-# the weights.
+# Maximum number of rows, over all texts, for which the matrix products of a GPU take no longer than
+# reading the weights.
 _FEW_ROWS = 64
 
-# Hidden states, and the keys and values per layer.
+# The hidden states, and the keys and the values of each layer.
 _PerLayer = tuple[Float[Array, "B T K H"], ...]
 _Read = tuple[Float[Array, "B T Z"], _PerLayer, _PerLayer]
 
 
 class Decoder(nnx.Module):
-    """A language model of the Llama family (arXiv 2302.13971), parameters only.
+    """The parameters of a language model of the Llama family (arXiv 2302.13971).
 
-    The configuration has the variations of its family; absent biases and norms are None.
+    The configuration selects the variations of the family. Biases and norms that a model lacks are
+    None.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -62,13 +63,16 @@ class Decoder(nnx.Module):
 
         Args:
           tokens: token ids.
-          segments: number of each token's sequence, for rows with several consecutive sequences,
-            which do not attend to each other and each begin at position 0. None for one per row.
-          context_layers: layers, counted from 0, whose outputs precede the last hidden states.
+          segments: number of the sequence of each token, for rows that hold several consecutive
+            sequences. Sequences do not attend to each other, and each begins at position 0. None
+            for one sequence per row.
+          context_layers: indices of layers, from 0, whose outputs are concatenated before the last
+            hidden states.
 
         Returns:
-          The hidden states, and the keys and values per layer. The last hidden states are after the
-          final norm; outputs of context layers are not normalised, see `of_one_scale`.
+          The hidden states, and the keys and the values of each layer. The final norm has been
+          applied to the last hidden states, but not to the outputs of context layers; see
+          `of_one_scale`.
         """
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         positions = places if segments is None else positions_in(segments)
@@ -90,18 +94,18 @@ class Decoder(nnx.Module):
         context_layers: tuple[int, ...] = (),
         nodes: Int[Array, " M"] | None = None,
     ) -> Verified:
-        """Run a pass over the nodes of a tree below the cached tokens.
+        """Run a pass over the nodes of a tree, which follows the cached tokens.
 
-        A node is at position `lengths + depth`, and attends to the cache and its ancestors. Keys
-        and values of the nodes are returned, not written to the cache. Hidden states are as in
-        `forward`.
+        A node has the position `lengths + depth`, and attends to the cache and to its ancestors.
+        The keys and values of the nodes are returned, and not written to the cache. The hidden
+        states are those of `forward`.
 
         Args:
           tree: the trees.
           cache: the target's layers of the cache.
-          context_layers: as in `forward`.
-          nodes: numbers of the nodes to run, from `share_nodes`; results at other nodes are
-            garbage. None for all nodes.
+          context_layers: indices of the context layers, as in `forward`.
+          nodes: numbers of the nodes to run, from `share_nodes`; the results at other nodes are
+            garbage. None runs all nodes.
         """
         if nodes is not None:
             return self._forward_some(tree, cache, context_layers, nodes)
@@ -118,7 +122,7 @@ class Decoder(nnx.Module):
         layer: int,
         context_layers: tuple[int, ...] = (),
     ) -> Halfway:
-        """Run the first `layer` layers of `tree_forward`; the cache needs only these layers."""
+        """Run the first `layer` layers of `tree_forward`; `cache` may hold these layers only."""
         tokens, depth, mask = self._widen(tree)
         positions = cache.lengths[:, None] + depth
         attend_in = partial(self._attend_below, cache=cache, mask=mask)
@@ -132,7 +136,7 @@ class Decoder(nnx.Module):
         cache: KVCache,
         context_layers: tuple[int, ...] = (),
     ) -> Verified:
-        """Run the layers after those of `begin_tree`; returns what `tree_forward` does."""
+        """Run the layers that `begin_tree` has left; return the result of `tree_forward`."""
         _, depth, mask = self._widen(tree)
         positions = cache.lengths[:, None] + depth
         attend_in = partial(self._attend_below, cache=cache, mask=mask)
@@ -146,9 +150,9 @@ class Decoder(nnx.Module):
     def exit_states(
         self, begun: Halfway, context_layers: tuple[int, ...] = ()
     ) -> Float[Array, "B rows Z"]:
-        """Return the hidden states as `forward` would if the computed layers were all its layers.
+        """Return the hidden states as `forward` would if the model had only the computed layers.
 
-        The last computed output replaces context layers that have not been reached.
+        For context layers that have not been computed, the last computed output is used.
         """
         missing = len(context_layers) - len(begun.context)
         return self._states(begun._replace(context=begun.context + (begun.hidden,) * missing))
@@ -156,17 +160,20 @@ class Decoder(nnx.Module):
     def _widen(
         self, tree: TokenTree
     ) -> tuple[Int[Array, "B rows"], Int[Array, "B rows"], Bool[Array, "B rows rows"]]:
-        """Return tokens, depth and mask of a tree's nodes, padded to the device's minimum rows."""
+        """Return tokens, depth and mask of a tree's nodes, padded with further nodes.
+
+        The number of nodes is then at least the number of rows that the device computes at once.
+        """
         B, N = tree.tokens.shape
-        # Pad to the number of rows that the device computes at once, unless there are many texts:
-        # with fewer rows XLA for GPUs splits a norm into two kernels, and attention would pad
-        # anyway.
+        # Pad to the number of rows that the device computes at once, unless there are many texts.
+        # With fewer rows, XLA for GPUs splits a norm into two kernels, and attention pads anyway.
         fewest = fewest_rows()
         missing = max(fewest - N, 0) if B * fewest <= _FEW_ROWS else 0
         own = jnp.eye(N + missing, dtype=bool)
         mask = jnp.pad(tree.mask, ((0, 0), (0, missing), (0, missing))) | own
         tokens, depth = (jnp.pad(one, ((0, 0), (0, missing))) for one in (tree.tokens, tree.depth))
-        # Padding nodes have token -1; their embedding is arbitrary, as no other node sees them.
+        # Padding nodes have token -1. Their embedding is arbitrary, because no other node attends
+        # to them.
         return jnp.maximum(tokens, 0), depth, mask
 
     def _forward_some(
@@ -176,7 +183,7 @@ class Decoder(nnx.Module):
         context_layers: tuple[int, ...],
         nodes: Int[Array, " M"],
     ) -> Verified:
-        """Run `tree_forward` for M nodes, packed into one row except in attention."""
+        """Run `tree_forward` for M nodes, which are packed into one row except in attention."""
         B, N = tree.tokens.shape
         place = jnp.zeros(B * N, jnp.int32).at[nodes].set(jnp.arange(len(nodes)))
 
@@ -207,16 +214,16 @@ class Decoder(nnx.Module):
         count: Int[Array, " B"],
         context_layers: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B C Z"], KVCache]:
-        """Run a pass over C tokens after the cached ones, and append them to the cache.
+        """Run a pass over C tokens that follow the cached tokens, and append them to the cache.
 
         Args:
-          tokens: the tokens.
+          tokens: token ids.
           cache: the target's layers of the cache, with room for the tokens.
-          count: number of tokens to read; a row that reads none keeps its slots.
-          context_layers: as in `forward`.
+          count: number of tokens to read of each row; a row that reads none keeps its slots.
+          context_layers: indices of the context layers, as in `forward`.
 
         Returns:
-          The hidden states, as in `forward`, and the cache with the tokens.
+          The hidden states, as in `forward`, and the cache with the keys and values of the tokens.
         """
         B, C = tokens.shape
         depth = jnp.broadcast_to(jnp.arange(C), (B, C))
@@ -239,10 +246,10 @@ class Decoder(nnx.Module):
           tokens: token ids.
           positions: positions of the tokens, from 0.
           attend_in: function from a layer's index to its attention.
-          context_layers: as in `forward`.
+          context_layers: indices of the context layers, as in `forward`.
 
         Returns:
-          As `forward`.
+          The result of `forward`.
         """
         embedded, layers = self.embed(tokens), range(len(self.layers))
         passed = self._through(embedded, positions, attend_in, layers, context_layers)
@@ -256,7 +263,7 @@ class Decoder(nnx.Module):
         layers: range,
         context_layers: tuple[int, ...],
     ) -> Halfway:
-        """Run some layers, given the input of the first of them."""
+        """Run some layers on the input of the first of them."""
         angles = self._angles(positions)
         keys, values, context = [], [], []
         for index in layers:
@@ -273,27 +280,34 @@ class Decoder(nnx.Module):
         return jnp.concatenate([*passed.context, last], axis=-1)
 
     def of_one_scale(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... Z"]:
-        """Apply the final norm to the outputs of context layers, as to the last hidden states."""
+        """Apply the final norm to the outputs of context layers.
+
+        The last hidden states have passed this norm already, so all hidden states then have one
+        scale.
+        """
         D = self.config.hidden_size
         states = jnp.split(hidden, hidden.shape[-1] // D, axis=-1)
         normed = [normalised(one, self.norm, self.config) for one in states[:-1]]
         return jnp.concatenate([*normed, states[-1]], axis=-1) if normed else hidden
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Return the embeddings of tokens as input of the first layer."""
+        """Return the embeddings of tokens, as the first layer reads them."""
         embedded = self.stored_embeddings(tokens)
         if not self.config.scaled_embeddings:
             return embedded
         return embedded * jnp.asarray(self.config.hidden_size**0.5, embedded.dtype)
 
     def stored_embeddings(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Return the embeddings of tokens as stored, without scaling; drafters read these."""
+        """Return the embeddings of tokens as stored, without scaling, for drafters."""
         table = self.embed_tokens.get_value()
         return read_rows(table, tokens, self.config.vocab_size, self.dtype)
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of activations and cache: that of the norms, which are never quantized."""
+        """The dtype of activations and cache, which is the dtype of the norms.
+
+        Norms are never quantized.
+        """
         return self.norm[...].dtype
 
     def logits(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... V"]:
@@ -304,10 +318,10 @@ class Decoder(nnx.Module):
         return self.scorer()(hidden[..., -self.config.hidden_size :])
 
     def scorer(self, tokens: Int[Array, " U"] | None = None) -> Scorer:
-        """Return the vocabulary projection of all V tokens, or of `tokens` in their order.
+        """Return the vocabulary projection to all V tokens, or to `tokens` in their order.
 
-        The weights of `tokens` are gathered by this call, so call it outside of loops. On a mesh
-        the scores of all tokens are this device's shard, those of `tokens` are complete.
+        This call gathers the weights of `tokens`, so call it outside of loops. On a mesh, the
+        scores of all tokens are this device's shard of V, but the scores of `tokens` are complete.
         """
         whole, V = self.projection, self.config.vocab_size
         if tokens is None:
@@ -318,7 +332,7 @@ class Decoder(nnx.Module):
 
     @property
     def projection(self) -> Projection:
-        """The vocabulary projection; its weight is the embedding if the two are tied."""
+        """The vocabulary projection; a model with tied weights uses the embedding as its weight."""
         tied = self.config.tie_word_embeddings
         weight = self.embed_tokens if tied else self.lm_head
         return Projection(weight.get_value(), embedding=tied)
@@ -327,7 +341,7 @@ class Decoder(nnx.Module):
     def head(self) -> Float[Array, "D V"]:
         """The weight of the vocabulary projection, dequantized if needed.
 
-        It is the embedding if the two are tied.
+        In a model with tied weights it is the embedding.
         """
         if self.config.tie_word_embeddings:
             return dequantize(self.embed_tokens.get_value(), self.dtype).T
@@ -355,7 +369,10 @@ class Decoder(nnx.Module):
         mask: Bool[Array, "B T T"],
         context_layers: tuple[int, ...],
     ) -> _Read:
-        """Call `run` at positions `lengths + depth`, with attention to the cache and the mask."""
+        """Call `run` for tokens that follow the cached tokens, at positions `lengths + depth`.
+
+        A token attends to the cache, and to the tokens that the mask allows.
+        """
 
         def attend_in(layer: int) -> Attend:
             return self._attend_below(layer, cache, mask)
@@ -363,7 +380,7 @@ class Decoder(nnx.Module):
         return self.run(tokens, cache.lengths[:, None] + depth, attend_in, context_layers)
 
     def _attend_below(self, layer: int, cache: KVCache, mask: Bool[Array, "B T T"]) -> Attend:
-        """Return the attention of a layer to the cache and by the mask."""
+        """Return the attention of a layer to the cache, and between tokens by the mask."""
         return lambda q, k, v: tree_attention(
             q,
             k_cache=cache.keys[layer],

@@ -1,1 +1,1 @@
-"""Meshes, collectives and several processes."""
+"""Meshes of devices, collectives, and jobs of several processes."""

@@ -1,6 +1,6 @@
 """Collectives between the shards of a program in `mesh.per_shard`; no-ops without a mesh.
 
-Shards are recognised by size: an axis that is shorter than the whole is this device's shard.
+A shard is recognised by its size: an axis that is shorter than the whole axis is a shard.
 """
 
 from collections.abc import Callable
@@ -21,35 +21,35 @@ def all_reduce(
 
 
 def all_gather(x: Shaped[Array, "... part"], size: int) -> Shaped[Array, "... whole"]:
-    """Gather the whole last axis, of the given size; whole arrays are returned unchanged."""
+    """Gather the last axis to its whole size, `size`; a whole axis is returned unchanged."""
     if x.shape[-1] == size:
         return x
     return jax.lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True)
 
 
 def own_shard(x: Shaped[Array, "... whole"], size: int) -> Shaped[Array, "... part"]:
-    """Return this device's shard, of the given size, of a whole last axis."""
+    """Return this device's shard of the last axis; `size` is the size of the shard."""
     if x.shape[-1] == size:
         return x
     return jax.lax.dynamic_slice_in_dim(x, shard_start(size, x.shape[-1]), size, axis=-1)
 
 
 def shard_size(whole: int) -> int:
-    """Return the size of this device's shard of an axis, which is whole if not divisible."""
+    """Return the size of this device's shard of an axis; an indivisible axis stays whole."""
     parts = jax.sharding.get_abstract_mesh().shape[MODEL] if in_shard() else 1
     return whole if whole % parts else whole // parts
 
 
 def shard_start(size: int, whole: int) -> Int[Array, ""] | int:
-    """Return the index at which this device's shard, of the given size, begins in an axis."""
+    """Return the index of the whole axis at which this device's shard, of size `size`, begins."""
     return 0 if size == whole else jax.lax.axis_index(MODEL) * size
 
 
 def _has_others() -> bool:
-    """Whether a `model` group has several devices."""
+    """Whether the `model` group of this device has other devices."""
     return in_shard() and jax.sharding.get_abstract_mesh().shape[MODEL] > 1
 
 
 def in_shard() -> bool:
-    """Whether the program is traced for one shard, within `mesh.per_shard`."""
+    """Whether the current trace is for one shard, within `mesh.per_shard`."""
     return MODEL in jax.sharding.get_abstract_mesh().manual_axes

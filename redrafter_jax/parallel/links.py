@@ -1,8 +1,8 @@
-"""Messages from process 0 of a job to the others, and detection of processes that are lost.
+"""Messages from process 0 of a job to the other processes, and detection of lost processes.
 
-The connections are plain TCP, beside JAX's collectives: a process that waits for a message uses no
-device, and a process that dies closes its connections at once, while a collective may wait for it
-for minutes.
+The connections are plain TCP, beside JAX's collectives. A process that waits for a message uses no
+device. A process that dies closes its connections at once, while a collective may wait for it for
+minutes.
 """
 
 import errno
@@ -23,7 +23,7 @@ import jax
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import bytes_from_first, is_first
 
-# Seconds to wait for the connections, and for a new connection to prove who it is.
+# Seconds to wait for the connections, and for a new connection to prove that it knows the key.
 _PATIENCE, _HELLO_SECONDS = 60.0, 5.0
 # Bytes of the job's secret, of a challenge and of a signature. JAX's own channel shares the secret.
 _KEY = 32
@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class LostProcessError(ConnectionError):
-    """A process of the job has ended before its time; `name` says which."""
+    """A process of the job has ended too early; `name` names it in the error."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.ECONNRESET, f"{name} is gone; start all processes again")
@@ -45,13 +45,13 @@ class LostProcessError(ConnectionError):
 
 
 class Leader:
-    """The connections of process 0 to the others.
+    """The connections of process 0 to the other processes.
 
     Args:
-      others: a connection to each, by its number.
+      others: connection to each other process, by its number.
 
     Attributes:
-      lost: the first that is gone; None while all are there.
+      lost: the error about the first process that is gone; None while none is.
     """
 
     def __init__(self, others: Mapping[int, socket.socket]) -> None:
@@ -65,10 +65,10 @@ class Leader:
             threading.Thread(target=self._watch, args=(number, other), daemon=True).start()
 
     def tell(self, message: Any) -> None:
-        """Send a message to all.
+        """Send a message to all other processes.
 
         Raises:
-          LostProcessError: one is gone.
+          LostProcessError: a process is gone.
         """
         content = pickle.dumps(message)
         for number, other in self._others.items():
@@ -78,17 +78,18 @@ class Leader:
                 raise self._lose(number) from None
 
     def agree(self, value: Value) -> Value:
-        """Send a value to the other processes, where `Follower.agree` returns it; return it too."""
+        """Send a value that `Follower.agree` returns in the other processes; return it."""
         self.tell(value)
         return value
 
     def watch(
         self, on_loss: Callable[[LostProcessError], object], on_request: Callable[[], object]
     ) -> None:
-        """Call these, and none set before, when one is gone before `end`, or asks for the end.
+        """Set the callbacks for a lost process and for a process that asks for the end.
 
-        They are called if that has happened already, too; maybe more than once, and from other
-        threads.
+        `on_loss` is called if a process is gone before `end`, and `on_request` if a process asks to
+        end the job. They replace earlier callbacks, and are also called if the event has already
+        happened. They may be called more than once, and from other threads.
         """
         self._on_loss, self._on_request = on_loss, on_request
         if self.lost is not None:
@@ -97,18 +98,18 @@ class Leader:
             on_request()
 
     def wait_for_loss(self, seconds: float) -> LostProcessError | None:
-        """Which process is gone, or will be within so many seconds; None where none is."""
+        """Wait for a process to be lost, for up to `seconds`; return the error, or None."""
         self._loses.wait(seconds)
         return self.lost
 
     def end(self) -> None:
-        """Tell all that nothing more will come."""
+        """Tell all other processes that no more messages will come."""
         self._ends = True
         with suppress(LostProcessError):
             self.tell(None)
 
     def close(self) -> None:
-        """Close the connections, which the others take for the loss of process 0."""
+        """Close the connections; the other processes take this for the loss of process 0."""
         self._ends = True
         for other in self._others.values():
             with suppress(OSError):
@@ -125,7 +126,8 @@ class Leader:
     def _lose(self, number: int) -> LostProcessError:
         if self.lost is None:
             self.lost = LostProcessError(f"process {number}")
-            # Without waiting: whoever has no room for it learns of the loss of process 0.
+            # Sent without waiting: a process whose buffer is full learns only that process 0 is
+            # lost.
             for other in self._others.values():
                 with suppress(OSError):
                     other.send(pickle.dumps(self.lost), socket.MSG_DONTWAIT)
@@ -134,10 +136,10 @@ class Leader:
 
 
 class Follower:
-    """The connection of another process to process 0.
+    """The connection of a process to process 0.
 
     Args:
-      first: the connection.
+      first: connection to process 0.
     """
 
     def __init__(self, first: socket.socket) -> None:
@@ -148,10 +150,10 @@ class Follower:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def hear(self) -> Any:
-        """The next message, once it is there; None after the last one.
+        """Wait for the next message, and return it; None after the last message.
 
         Raises:
-          LostProcessError: process 0 is gone, or has told that another is.
+          LostProcessError: process 0 is gone, or reports that another process is.
         """
         message = self._heard.get()
         if isinstance(message, LostProcessError):
@@ -159,21 +161,22 @@ class Follower:
         return message
 
     def agree(self, value: Value) -> Value:
-        """Return the value that process 0 gave to `Leader.agree`; this process's own is ignored."""
+        """Return the value that process 0 gave to `Leader.agree`; `value` is ignored."""
         del value
         return self.hear()
 
     def watch(self, on_loss: Callable[[LostProcessError], object]) -> None:
-        """Call this, and nothing set before, when a process is gone or if one is already.
+        """Set the callback for a lost process; it replaces an earlier one.
 
-        It may be called more than once, and from another thread.
+        It is also called if a process is already gone. It may be called more than once, and from
+        another thread.
         """
         self._on_loss = on_loss
         if self._lost is not None:
             on_loss(self._lost)
 
     def ask_for_end(self) -> None:
-        """Ask process 0 to let all end."""
+        """Ask process 0 to end the job."""
         with suppress(OSError):
             self._first.sendall(b".")
 
@@ -194,11 +197,11 @@ class Follower:
 
 
 def meet(address: str | None = None) -> Leader | Follower:
-    """The link of this process to the others of its job; a point that all must reach.
+    """Connect this process to the other processes of its job; all of them must make this call.
 
     Args:
-      address: host and port where JAX's coordinator listens, in process 0; None takes the name
-        that its host gives itself.
+      address: host and port of JAX's coordinator in process 0; None takes the name that the host of
+        process 0 has for itself.
 
     Raises:
       InputError: a process cannot be reached.
@@ -215,7 +218,7 @@ def meet(address: str | None = None) -> Leader | Follower:
 
 
 def listen() -> socket.socket:
-    """A socket that other hosts can connect to, at a free port."""
+    """Open a socket that other hosts can connect to, at a free port."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
@@ -226,8 +229,8 @@ def accept(
 ) -> dict[int, socket.socket]:
     """Accept connections until `count` other processes of the job have connected.
 
-    Returns their sockets by process number. Connections that do not prove to know the key are
-    closed.
+    Returns their sockets by process number. A connection is closed if it does not prove that it
+    knows the key.
 
     Raises:
       InputError: fewer than `count` processes of the job have connected within `seconds`.
@@ -240,8 +243,8 @@ def accept(
                 other.close()
             missing = sorted({*range(1, count + 1)} - {*others})
             raise InputError(
-                f"Of the processes {', '.join(map(str, missing))} of this job none connected to "
-                f"process 0 within {seconds:g} s; let their hosts reach its host at any port."
+                f"No connection came from the processes {', '.join(map(str, missing))} within "
+                f"{seconds:g} s; let their hosts reach the host of process 0 at any port."
             )
         number = _greet(other, key)
         if number is None:
@@ -252,9 +255,9 @@ def accept(
 
 
 def _next(listener: socket.socket, end: float) -> socket.socket | None:
-    """The next connection before this time of the monotonic clock; None if there is none."""
+    """Return the next connection before a time of the monotonic clock; None if there is none."""
     left = end - time.monotonic()
-    if left <= 0:  # even if another connection waits already
+    if left <= 0:  # even if another connection is already waiting
         return None
     listener.settimeout(left)
     with suppress(TimeoutError):
@@ -263,7 +266,10 @@ def _next(listener: socket.socket, end: float) -> socket.socket | None:
 
 
 def _greet(other: socket.socket, key: bytes) -> int | None:
-    """The number of a process that proves to know the key, as is proved to it; None for others."""
+    """Return the number of a process that proves that it knows the key; None for other connections.
+
+    This process proves in return that it knows the key.
+    """
     asked = secrets.token_bytes(_KEY)
     with suppress(OSError):
         other.settimeout(_HELLO_SECONDS)
@@ -281,10 +287,10 @@ def _sign(key: bytes, *parts: bytes) -> bytes:
 
 
 def _read(link: socket.socket, size: int, seconds: float) -> bytes:
-    """So many bytes, which must all come within so many seconds.
+    """Read `size` bytes within `seconds`.
 
     Raises:
-      OSError: they have not come.
+      OSError: they have not arrived in time.
     """
     end = time.monotonic() + seconds
     content = b""
@@ -298,18 +304,18 @@ def _read(link: socket.socket, size: int, seconds: float) -> bytes:
 
 
 def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
-    """The connection of process `number` to process 0.
+    """Connect process `number` to process 0.
 
     Raises:
-      InputError: there is none, or what listens there is not process 0.
+      InputError: there is no connection, or the listener is not process 0 of this job.
     """
     try:
         first = socket.create_connection((host, port), timeout=_PATIENCE)
     except OSError as error:
         raise InputError(
             f"Process {number} cannot connect to process 0 at {host}:{port} "
-            f"({error.strerror or error}); give --coordinator-address a name of its host that "
-            "all reach at any port."
+            f"({error.strerror or error}); give --coordinator-address a name under which all "
+            "processes can reach the host of process 0 at any port."
         ) from None
     own, numbered = secrets.token_bytes(_KEY), number.to_bytes(_NUMBER)
     try:
@@ -321,14 +327,14 @@ def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
     if not hmac.compare_digest(proof, _sign(key, b"leads", asked, own, numbered)):
         first.close()
         raise InputError(
-            f"What process {number} reaches at {host}:{port} is not process 0 of this job; give "
-            "--coordinator-address a name of the host of process 0."
+            f"Process {number} has connected to {host}:{port}, but process 0 of this job does not "
+            "listen there; give --coordinator-address a name of the host of process 0."
         )
     return _set_up(first)
 
 
 def _set_up(link: socket.socket) -> socket.socket:
     link.settimeout(None)
-    # A message is waited for: it does not wait for more to be sent with it.
+    # Send each message at once, without waiting for more to send with it: a process waits for it.
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return link

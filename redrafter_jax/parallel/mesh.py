@@ -49,7 +49,7 @@ Tree = TypeVar("Tree")
 
 
 def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """Create a mesh of `data * model` devices; those of one `model` group are adjacent.
+    """Create a mesh of `data * model` devices; the devices of a `model` group are adjacent.
 
     Args:
       data: number of shards of the batch.
@@ -66,8 +66,8 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
     needed = data * model
     if needed > len(chosen):
         raise InputError(
-            f"A mesh of data={data} and model={model} needs {needed} devices, and there are "
-            f"{len(chosen)}; lower one of them."
+            f"A mesh of data={data} and model={model} needs {needed} devices, but there are "
+            f"{len(chosen)}; lower data or model."
         )
     axis_types = (AxisType.Auto, AxisType.Auto)
     grid = np.asarray(chosen[:needed], object).reshape(data, model)
@@ -75,7 +75,7 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Raise an error for meshes with other axes."""
+    """Refuse a mesh with other axes than `data` and `model`."""
     kinds = {kind.name for kind in mesh.axis_types}
     if mesh.axis_names != (DATA, MODEL) or kinds != {"Auto"}:
         raise InputError(
@@ -86,9 +86,9 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None:
-    """Raise an error if the mesh does not divide the sizes that it splits.
+    """Refuse a mesh that does not divide the sizes that it splits.
 
-    `name` is what the error message calls the model.
+    `name` is the name of the model in the error.
     """
     parts = mesh.shape[MODEL]
     for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
@@ -96,17 +96,17 @@ def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None
         if size % parts:
             raise InputError(
                 f"The mesh has model={parts}, which does not divide the {name}'s {field} of "
-                f"{size}; {math.gcd(parts, size)} would."
+                f"{size}; give model={math.gcd(parts, size)}."
             )
 
 
 def check_rows(rows: int, mesh: Mesh | None, name: str = "The number of prompts") -> None:
-    """Raise an error if the mesh's `data` does not divide the batch; `name` is for the message."""
+    """Refuse a mesh whose `data` does not divide the batch size, which `name` names."""
     parts = data_shards(mesh)
     if rows % parts:
         raise InputError(
-            f"{name} is {rows}, which the mesh's data={parts} does not divide; make it a multiple, "
-            "or data smaller."
+            f"{name} is {rows}, which the mesh's data={parts} does not divide; give a multiple of "
+            f"{parts}, or a smaller data."
         )
 
 
@@ -116,9 +116,10 @@ def partition(
     mesh: Mesh,
     rules: Mapping[str, str] = RULES,
 ) -> PartitionSpec:
-    """Return the spec of an array from the kinds of its leading axes; None is never split.
+    """Return the spec of an array from the kinds of its leading axes.
 
-    An axis is not split if the mesh does not divide its length. `rules` map kinds to mesh axes.
+    An axis is not split if its kind is None, or if the mesh does not divide its length. `rules`
+    maps kinds to mesh axes.
     """
     mesh_axes = [rules.get(kind or "") for kind in axes]
     return PartitionSpec(
@@ -132,7 +133,7 @@ def partition(
 def parameter_spec(
     name: str, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, str] = RULES
 ) -> PartitionSpec:
-    """Return the spec of a parameter by its dotted name."""
+    """Return the spec of the parameter with this dotted name."""
     for pattern, axes in _PARAMETERS:
         if re.search(pattern, name):
             return partition(shape, axes, mesh, rules)
@@ -140,9 +141,13 @@ def parameter_spec(
 
 
 def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Mesh) -> None:
-    """Raise an error if the mesh would split the inputs of a quantized parameter within a group.
+    """Refuse a mesh that would split the inputs of a quantized parameter within a group.
 
-    Arguments are its dotted name, and the shapes of its codes and of its scales per group.
+    Args:
+      name: dotted name of the parameter.
+      codes: shape of its codes.
+      scale: shape of its scales.
+      mesh: the mesh.
     """
     parts = parameter_spec(name, codes, mesh), parameter_spec(name, scale, mesh)
     for axis, groups in enumerate(scale):
@@ -151,14 +156,15 @@ def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Me
             size = mesh.shape[of_codes]
             raise InputError(
                 f"The mesh has {of_codes}={size}, which does not divide the {groups} groups of "
-                f"the quantized weight {name!r}; {math.gcd(size, groups)} would."
+                f"the quantized weight {name!r}; give {of_codes}={math.gcd(size, groups)}."
             )
 
 
 def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return the specs of a pytree: parameters by name, caches by heads, other arrays by rows.
+    """Return the specs of a pytree.
 
-    Scalars are replicated.
+    Parameters are split by their names, caches by heads, and other arrays by rows; scalars are
+    replicated.
     """
 
     def spec(value: Any) -> Any:
@@ -208,7 +214,7 @@ def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tr
 
 
 def shardings(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return `specs` as shardings over the mesh."""
+    """Return the specs of a pytree as shardings over the mesh."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh, rules))
 
 
@@ -217,20 +223,20 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(array, sharding)
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return jax.jit(lambda x: x, out_shardings=sharding)(array)
-    # `device_put` would compare what every process knows alike between the processes, each time.
+    # Every process has the same array, but `device_put` would compare it between the processes.
     known = np.asarray(array)
     return jax.make_array_from_callback(known.shape, sharding, known.__getitem__)
 
 
 def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
-    """Constrain the sharding of values in a traced program; with empty rules, replicate them."""
+    """Constrain the sharding of values in a traced program; empty rules replicate them."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))
 
 
 def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Constrain leading axes to be split over `data`; XLA decides on the other axes."""
+    """Constrain leading axes to be split over `data`; XLA decides about the other axes."""
     if mesh is None:
         return tree
     free = PartitionSpec.UNCONSTRAINED
@@ -247,7 +253,7 @@ def data_shards(mesh: Mesh | None) -> int:
 
 
 def check_same_mesh(target: Model[Any, Any], *drafters: Model[Any, Any]) -> None:
-    """Raise an error if a drafter's models are on another mesh than the target."""
+    """Refuse a drafter whose models are on another mesh than the target."""
     if any(drafter.mesh != target.mesh for drafter in drafters):
         raise InputError(
             "Target and drafter are on different meshes; load both with the same mesh."
@@ -255,11 +261,11 @@ def check_same_mesh(target: Model[Any, Any], *drafters: Model[Any, Any]) -> None
 
 
 def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a function of a model and arrays to run on every device's shards.
+    """Decorate a function of a model and arrays so that it runs on the shards of every device.
 
-    The mesh is that of the model, the first argument. Arguments and results are split by `specs`;
-    keyword arguments are static. Without a mesh, or inside another such call, the function is
-    called directly.
+    The mesh is the mesh of the model, which is the first argument. Arguments and results are split
+    by `specs`; keyword arguments are static. Without a mesh, or inside another such call, the
+    function is called directly.
     """
 
     @wraps(function)
@@ -282,12 +288,12 @@ def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 
 
 def to_host(tree: Any) -> Any:
-    """Return the arrays as NumPy arrays on every process, all of which must make this call."""
+    """Return the arrays as NumPy arrays on every process; all processes must make this call."""
 
     def fetch(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return leaf
-        if leaf.is_fully_replicated:  # every process has all of it
+        if leaf.is_fully_replicated:  # every process has the whole array
             return leaf.addressable_data(0)
         return multihost_utils.process_allgather(leaf, tiled=True)
 

@@ -1,4 +1,4 @@
-"""Flax modules split into a hashable structure and their parameters."""
+"""Flax modules, split into a hashable structure and parameters."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,10 @@ from jax.sharding import Mesh
 
 
 class Source(str):
-    """The origin of a model, for messages; all are equal, so that they never cause compilation."""
+    """The origin of a model, for errors and reports.
+
+    All sources compare equal, so that another origin never causes a compilation.
+    """
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source)
@@ -40,7 +43,7 @@ class Model(Generic[Config, Module]):
 
     Attributes:
       config: the configuration of the module.
-      graphdef: the module's structure, hashable.
+      graphdef: the structure of the module, which is hashable.
       params: the module's parameters.
       mesh: the mesh that the parameters are split over, from `make_mesh`; None on one device.
       source: folder, GGUF file or hub id that it was loaded from; empty otherwise.
@@ -59,5 +62,8 @@ class Model(Generic[Config, Module]):
         return cls(config, graphdef, params)
 
     def merge(self) -> Module:
-        """Return the module; it shares the parameters, so assignments to its own change both."""
+        """Return the module.
+
+        It shares the parameters with this model: assigning to one of them changes both.
+        """
         return nnx.merge(self.graphdef, self.params)

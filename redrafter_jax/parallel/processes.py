@@ -28,7 +28,7 @@ def join(
     process_id: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Join the other processes of this job, if any; call it before JAX lists devices.
+    """Join the other processes of this job, if there are any; call it before JAX lists devices.
 
     Arguments that are None are taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID, or from the variables of SLURM and Open MPI, which JAX reads.
@@ -84,21 +84,24 @@ def wait_for_all(what: str) -> None:
 
 
 def broadcast_from_first(values: np.ndarray) -> np.ndarray:
-    """Return the first process's array on all processes; others pass one of its shape and dtype."""
+    """Return the array of the first process on all processes.
+
+    The other processes pass any array of the same shape and dtype.
+    """
     if not jax.distributed.is_initialized():
         return values
     return np.asarray(multihost_utils.broadcast_one_to_all(values))
 
 
 def bytes_from_first(content: bytes) -> bytes:
-    """The first process's bytes, on all of them; the others give none."""
+    """Return the bytes of the first process on all processes; the others' argument is ignored."""
     size = broadcast_from_first(np.asarray(len(content)))
     padded = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
     return broadcast_from_first(padded).tobytes()
 
 
 def least_of_all(value: int) -> int:
-    """The least of the values that the processes give, on all of them."""
+    """Return the least of the values that the processes pass, on all processes."""
     if not jax.distributed.is_initialized():
         return value
     # As bytes: JAX would make 32 bits of 64.
@@ -107,9 +110,10 @@ def least_of_all(value: int) -> int:
 
 
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """Return the complete lines of a file, and an incomplete last line, such as a kill leaves.
+    """Return the complete lines of a file, and the bytes of an incomplete last line.
 
-    All processes get what the first process reads; nothing if it does not have the file.
+    A process that is killed while it writes leaves such a line. All processes get what the first
+    process reads. If the file does not exist there, there are no lines and no bytes.
     """
     content = path.read_bytes() if is_first() and path.is_file() else b""
     *lines, tail = bytes_from_first(content).split(b"\n")
@@ -117,7 +121,7 @@ def read_lines(path: Path) -> tuple[list[bytes], bytes]:
 
 
 def is_first() -> bool:
-    """Whether this process writes files and messages; the other processes are silent."""
+    """Whether this process is the first of its job, which alone writes files and messages."""
     return jax.process_index() == 0
 
 
@@ -138,14 +142,15 @@ def rows_of_process(mesh: Mesh | None) -> tuple[int, int]:
     ]
     if not own:
         raise InputError(
-            f"The mesh of {dict(mesh.shape)} has no device of process {jax.process_index()}; give "
-            f"it all {jax.device_count()} devices of the job, or start fewer processes."
+            f"The mesh of {dict(mesh.shape)} has no device of process {jax.process_index()}; make "
+            f"a mesh of all {jax.device_count()} devices of the job, or start fewer processes."
         )
     first, size, parts = own[0], len(own), mesh.shape[DATA]
     if own != list(range(first, first + size)) or first % size or parts % size:
         raise InputError(
-            f"Process {jax.process_index()} would hold the parts {own} of {parts} along data; give "
-            "every process an equal number of devices and a mesh that divides them evenly."
+            f"The mesh gives process {jax.process_index()} the shards {own} of {parts} along data, "
+            "which is no equal and contiguous part; give every process the same number of devices, "
+            "and a mesh that divides them evenly."
         )
     return first // size, parts // size
 

@@ -24,21 +24,22 @@ def parse_settings(
     flags: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> SettingsT:
-    """Settings from `--config FILE key.path=value ...`.
+    """Parse settings from arguments such as `--config FILE key.path=value ...`.
 
-    With `--print-config` the resolved settings are printed and the program exits.
+    With `--print-config`, the resolved settings are printed and the program exits.
 
     Args:
       model: the class of the settings.
       description: the command's description in its help.
-      arguments: the command-line arguments; None for those of the Python process.
+      arguments: the command-line arguments; None takes those of the Python process.
       command: the command's name in the help, if its program has several commands.
-      processes: whether several processes may run the command as one job; if so, they join here.
-      flags: names of settings, by the options that are short for them.
-      config: the default of `--config`; None makes the option required.
+      processes: whether several processes may run the command as one job; if so, they join in this
+        call.
+      flags: short options, such as --name, with the setting that each stands for.
+      config: default of `--config`; None makes the option required.
 
     Raises:
-      InputError: the file cannot be read, or a value is not valid; all problems are listed.
+      InputError: the file cannot be read, or values are not valid; the error lists all problems.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = Parser(
@@ -74,7 +75,7 @@ def parse_settings(
 
 
 def _as_override(option: str, words: Sequence[str]) -> str:
-    """The error sentence for an unknown option, which spells the option as a setting."""
+    """The error for an unknown option, which shows how the option is written as a setting."""
     key, assigned, value = option.lstrip("-").partition("=")
     following = words[words.index(option) + 1 :]
     if not assigned:

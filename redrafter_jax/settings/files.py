@@ -1,4 +1,4 @@
-"""Settings from a YAML file with dotted overrides, validated with all problems in one error.
+"""Settings from a YAML file and overrides; one error lists all problems.
 
 A section is a pydantic model or one of the library's dataclasses. The library itself does not need
 pydantic.
@@ -24,7 +24,7 @@ _UNKNOWN_KEYS = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class Settings(pydantic.BaseModel):
-    """Base of all configuration models: frozen, and unknown keys are errors."""
+    """Base class of all settings: they are frozen, and an unknown key is an error."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,12 +33,12 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def load_settings(model: type[SettingsT], path: Path, overrides: Sequence[str] = ()) -> SettingsT:
-    """Settings from a YAML file with overrides such as `optimizer.learning_rate=3e-4`.
+    """Load settings from a YAML file, with overrides such as `optimizer.learning_rate=3e-4`.
 
-    A number in an override's path is an index of a list: `data.sources.0.weight=0.8`.
+    A number in the path of an override is an index of a list: `data.sources.0.weight=0.8`.
 
     Raises:
-      InputError: the file cannot be read, or a value is not valid; all problems are listed.
+      InputError: the file cannot be read, or values are not valid; the error lists all problems.
     """
     values = _read_yaml(path)
     for override in overrides:
@@ -85,8 +85,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
         holder[leaf if isinstance(holder, dict) else _index(leaf)] = value
     except (IndexError, TypeError, ValueError):
         raise InputError(
-            f"Override {override!r} names a key inside a value that is not a section, or a list "
-            "entry that does not exist; give an existing path, where the first entry is 0."
+            f"Override {override!r} names a key within a value that has no keys, or a list entry "
+            "that does not exist; give an existing path, in which entries count from 0."
         ) from None
 
 
@@ -97,7 +97,7 @@ def _index(index: str) -> int:
 
 
 def _describe(error: pydantic.ValidationError, model: Any) -> list[str]:
-    """A line for each problem; the last unknown key of a section lists the section's keys."""
+    """One line for each problem; the last unknown key of a section lists all its keys."""
     lines, lists = [], {}
     for problem in error.errors():
         location = problem["loc"]
@@ -143,7 +143,7 @@ def _known_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
 
 
 def annotations_of(section: Any) -> dict[str, Any]:
-    """The annotation of each key of a section."""
+    """Return the annotation of each key of a section."""
     if dataclasses.is_dataclass(section):
         return {field.name: field.type for field in dataclasses.fields(section)}
     return {name: one.annotation for name, one in getattr(section, "model_fields", {}).items()}

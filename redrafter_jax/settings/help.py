@@ -1,4 +1,4 @@
-"""The part of `--help` that lists a command's settings with their defaults and documentation."""
+"""The part of `--help` that lists the settings of a command with defaults and documentation."""
 
 import dataclasses
 import inspect
@@ -16,7 +16,7 @@ _REQUIRED = object()
 
 
 def describe_settings(model: type[Settings]) -> str:
-    """The list of all settings by section; equal sections are listed once."""
+    """List all settings by section; sections with equal settings are listed once."""
     return "\n\n".join(_sections(model, "settings", _defaults(model), []))
 
 
@@ -44,7 +44,7 @@ def _sections(
 
 
 def _stated(name: str, kind: Any, place: str, default: Any) -> str:
-    """A setting with its default in YAML, or "(required)", and its choices."""
+    """A setting with its choices, and its default in YAML or "(required)"."""
     choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
     if default is _REQUIRED:
         return f"{name}{choices} (required)"
@@ -76,7 +76,7 @@ def _prose(kind: Any) -> Iterator[str]:
 
 
 def _inner(annotation: Any) -> tuple[Any, str]:
-    """The type of a field, or of its lists' and mappings' entries, and the path to the entries."""
+    """The type of a field, or of its list's or mapping's entries, and the path to them."""
     place = ""
     while True:
         annotation = main_type(annotation)
@@ -91,7 +91,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _defaults(kind: Any, given: Any = None) -> dict[str, Any]:
-    """Defaults of a section's settings; those of `given` for a section that may be left out."""
+    """Default values of a section; `given` has those of a section that may be left out."""
     names = annotations_of(kind)
     if given is not None:
         return {name: getattr(given, name) for name in names}

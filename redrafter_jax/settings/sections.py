@@ -24,8 +24,8 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.mesh import make_mesh
 from redrafter_jax.settings.files import Settings
 
-# The largest possible target, for checks before the real one is known; many numbers divide its
-# number of heads.
+# A target that is larger than any real one, for checks before the real target is known. Its number
+# of heads has many divisors.
 _ANY = TargetConfig(
     vocab_size=sys.maxsize,
     hidden_size=sys.maxsize,
@@ -40,13 +40,13 @@ _ANY = TargetConfig(
     tie_word_embeddings=True,
     eos_token_ids=(),
 )
-# The value of "auto": a head over more tokens takes most of the drafting time and gains hardly
-# anything.
+# The number of draftable tokens for "auto": with more tokens, the head takes most of the drafting
+# time, and hardly any more tokens are accepted.
 _DRAFT_TOKENS = 16384
 
 
 class BuildableSettings(Settings):
-    """Settings that build one of the library's values, and are checked by building it."""
+    """Settings from which one value of the library is built; they are checked by building it."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "BuildableSettings":
@@ -55,7 +55,7 @@ class BuildableSettings(Settings):
 
     @abstractmethod
     def build(self) -> Any:
-        """The library's value.
+        """Build the library's value.
 
         Raises:
           InputError: the settings contradict each other.
@@ -70,7 +70,8 @@ def _refuse_adjustments(sampling: SamplingConfig) -> SamplingConfig:
     return sampling
 
 
-# Differences between texts are judged by temperature and filters only, so adjustments are refused.
+# The comparison of texts takes only temperature and filters into account, so adjustments are
+# refused.
 SamplingSettings = Annotated[
     SamplingConfig,
     AfterValidator(SamplingConfig.refuse_idle_filters),
@@ -85,10 +86,11 @@ class MeshSettings(Settings):
     model: PositiveInt = 1
 
     def build(self) -> Mesh | None:
-        """The mesh; None for a single device, unless several processes are one job.
+        """Build the mesh; None for a single device, unless several processes are one job.
 
         Raises:
-          InputError: there are too few devices, or a job of several processes leaves devices out.
+          InputError: there are too few devices, or a job of several processes would not use all of
+            them.
         """
         if self.data == self.model == 1 and jax.process_count() == 1:
             return None
@@ -102,12 +104,15 @@ class MeshSettings(Settings):
 
 
 def _takers(name: str) -> list[Kind]:
-    """The kinds of drafters that have this field as a training setting."""
+    """The kinds of drafters for which a training file may set this field."""
     return [kind for kind in KINDS if kind.training and name in kind.training.settings]
 
 
 def _shape_fields() -> dict[str, Any]:
-    """Annotation and default of each training setting, from the first kind that declares it."""
+    """The annotation and the default of each field that a training file may set.
+
+    If several kinds have a field, the first of them provides both.
+    """
     found: dict[str, Any] = {}
     for kind in KINDS:
         declared: dict[str, Any] = {one.name: one for one in fields(kind.config)}
@@ -118,7 +123,7 @@ def _shape_fields() -> dict[str, Any]:
 
 
 def _shape_docs() -> str:
-    """A docstring with the text of each field from every kind that has it."""
+    """A docstring that documents each field with the text of every kind that has the field."""
     lines = ["Fields of the kinds' configurations.", "", "Attributes:"]
     for name in _SHAPE:
         texts = (f"{kind.name}: {field_docs(kind.config)[name]}" for kind in _takers(name))
@@ -137,10 +142,10 @@ _KindFields: Any = create_model(
 
 
 class DrafterShape(_KindFields):
-    """Shape of a drafter: its `kind`, and the fields that the target does not determine.
+    """The `kind` of a drafter, and the fields that the target does not determine.
 
-    Settings of other kinds are refused. `draft_vocab_size` is the number of tokens that the head
-    can draft: None for all of the target's, "auto" for 16,384 if the target has more.
+    Fields of other kinds are refused. `draft_vocab_size` is the number of tokens that the head can
+    draft: None for all tokens of the target, "auto" for 16,384 if the target has more.
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
@@ -157,7 +162,7 @@ class DrafterShape(_KindFields):
         return name
 
     def count_draft_tokens(self, vocab_size: int) -> int | None:
-        """Number of tokens that the head can draft from a vocabulary of this size; None for all."""
+        """The number of tokens that the head can draft from `vocab_size` tokens; None for all."""
         if self.draft_vocab_size == "auto":
             return _DRAFT_TOKENS if vocab_size > _DRAFT_TOKENS else None
         return self.draft_vocab_size
@@ -168,7 +173,7 @@ class DrafterShape(_KindFields):
         rounds: int = 1,
         draft_tokens: tuple[int, ...] | None = None,
     ) -> HeadConfig:
-        """The library's configuration; by default for the largest possible target."""
+        """Build the configuration of the head; by default for the largest possible target."""
         kind = next(kind for kind in KINDS if kind.name == self.kind)
         training = TRAINING[self.kind]
         for name, (_, default) in _SHAPE.items():
@@ -187,17 +192,17 @@ class DrafterShape(_KindFields):
         rounds: int,
         draft_tokens: tuple[int, ...] | None = None,
     ) -> HeadConfig:
-        """The library's configuration of a drafter for this target.
+        """Build the configuration of a drafter for this target.
 
         Args:
           target: the target's configuration.
-          rounds: R, the largest number of tokens that the drafter will draft.
-          draft_tokens: ids of the tokens that can be drafted; None for the first
+          rounds: R, the maximum number of draft rounds.
+          draft_tokens: ids of the tokens that the head can draft; None takes the first
             `count_draft_tokens` ids.
 
         Raises:
-          InputError: the target has too few tokens or lacks these layers, or a field contradicts
-            one that is taken from the target.
+          InputError: the target has too few tokens or lacks a context layer, or a field contradicts
+            a field that comes from the target.
         """
         count = self.count_draft_tokens(target.vocab_size)
         if count is not None and count > target.vocab_size:

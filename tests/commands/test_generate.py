@@ -207,7 +207,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--temperature", "-1"], "--temperature is -1.0; it must be 0 or more"),
         (
             ["--top-k", "5", "--min-p", "0"],
-            "whatever --top-k and --min-p would keep; give a --te",
+            "whatever the filter, so leave --top-k and --min-p out",
         ),
         (["--presence-penalty", "3"], "--presence-penalty is 3.0; it must be -2 or more and at"),
         (["--logit-bias", "[3]"], "is given; it must be a mapping such as {42: -100}"),

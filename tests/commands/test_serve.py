@@ -79,7 +79,10 @@ def test_a_value_that_is_none_is_told(
 
 def test_fewer_replicas_at_most_than_at_first_are_refused(run_redrafter: Any) -> None:
     code, _, err = run_redrafter(*WORDS, "--replicas", "3", "--max-replicas", "2")
-    assert (code, "--max-replicas is 2, fewer than the 3 replicas; give more." in err) == (2, True)
+    assert (code, "--max-replicas is 2; it must be at least the number of replicas, 3." in err) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
         (
             TreeConfig,
             {"final_beams_only": True, "rerank": True},
-            "final_beams_only is True together with rerank, which keeps nodes outside beams; leave",
+            "final_beams_only is True, but rerank also keeps nodes outside the final beams; leave",
         ),
         (TreeConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
         (

@@ -20,7 +20,7 @@ from redrafter_jax.drafters.kinds import Kind, kind_of
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"draft_tokens": ()}, "draft_tokens is empty; name tokens, or None"),
+        ({"draft_tokens": ()}, "draft_tokens is empty; give token ids, or None"),
         ({"draft_tokens": (1, 1)}, "draft_tokens holds 1 after 1; list tokens in increasing"),
         ({"draft_tokens": (1, V)}, "draft_tokens holds 13 after 1; .*, from 0 to at most 12"),
         ({"draft_tokens": (-3,)}, "draft_tokens holds -3; list tokens in increasing"),

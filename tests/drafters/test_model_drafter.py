@@ -265,9 +265,13 @@ OTHER = tiny_config(vocab_size=25)
 @pytest.mark.parametrize(
     ("model", "tree", "words"),
     [
-        (OTHER, None, ["drafter's vocabulary has 25 tokens", "target's 24", "same vocabulary"]),
+        (
+            OTHER,
+            None,
+            ["drafter's vocabulary has 25 tokens", "target's has 24", "target's vocabulary"],
+        ),
         (None, TreeConfig(25, 2), ["beam_width is 25, more than the 24 tokens"]),
-        (None, TreeConfig(2, 2, candidates=25), ["candidates is 25; the vocabulary has 24 tokens"]),
+        (None, TreeConfig(2, 2, candidates=25), ["candidates is 25, more than the 24 tokens"]),
         (None, TreeConfig(2, 2, num_nodes=30, rerank=True), ["num_nodes is 30", "at most 25"]),
         (None, TreeConfig(2, 2, static_tree=True), ["by rank, and this is a model", "leave it"]),
         (

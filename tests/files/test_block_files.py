@@ -201,7 +201,7 @@ def test_the_target_of_another_head_is_refused() -> None:
         ({"hidden_size": 32}, "hidden_size is 16 and the target's is 32; use a drafter trained"),
         ({"vocab_size": 61}, "vocab_size is 60 and the target's is 61; use a drafter trained"),
         ({"num_hidden_layers": 6}, "context_layers holds 6; the last layer of this target is 5"),
-        ({"scaled_embeddings": True}, "The target scales its embeddings, and programs differ"),
+        ({"scaled_embeddings": True}, "The target scales its embeddings, and programs disagree"),
     ):
         with pytest.raises(InputError, match=words):
             check_pair(replace(target, **changes), head, tree)

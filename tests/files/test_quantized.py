@@ -105,9 +105,7 @@ def test_a_quantized_drafter_loads_bit_for_bit(tmp_path: Path, config: Any, form
 def test_numbers_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
     target = random_target(tiny_config())
     save_target(target, tmp_path / "plain")
-    with pytest.raises(
-        InputError, match=r"'.*down_proj.*' has 48 inputs, not a multiple of a group"
-    ):
+    with pytest.raises(InputError, match=r"'.*down_proj.*' has 48 inputs, which no group size"):
         convert(tmp_path / "plain", tmp_path / "new", quantization=Quantization.of("int4"))
     path = tmp_path / "plain" / "model.safetensors"
     weights = load_file(path)

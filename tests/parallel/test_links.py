@@ -164,7 +164,7 @@ def test_strangers_are_left_out() -> None:
         silent = socket.create_connection(("localhost", port))
         silent.close()
         accepted = pool.submit(accept, listener, KEY, 1, SECONDS)
-        with pytest.raises(InputError, match=rf"process 1 reaches at localhost:{port} is not proc"):
+        with pytest.raises(InputError, match=rf"Process 1 has connected to localhost:{port}, but"):
             reach("localhost", port, KEY[::-1], 1)
         with closing(reach("localhost", port, KEY, 1)) as friend:
             (other,) = accepted.result().values()
@@ -179,7 +179,7 @@ def test_nothing_is_heard_of_a_stranger_that_poses_as_process_0() -> None:
         other, _ = listener.accept()
         with closing(other):
             other.sendall(bytes(64))  # a challenge, and no proof
-            with pytest.raises(InputError, match="is not process 0 of this job"):
+            with pytest.raises(InputError, match="of this job does not"):
                 reaching.result()
 
 
@@ -221,7 +221,7 @@ def test_strangers_who_come_again_and_again_do_not_prolong_the_wait() -> None:
         coming = pool.submit(come_again)
         accepted = pool.submit(accept, listener, KEY, 1, 1.0)
         try:
-            with pytest.raises(InputError, match="process 0 within 1 s"):
+            with pytest.raises(InputError, match="within 1 s"):
                 accepted.result(timeout=SECONDS)
         finally:
             ended.set()
@@ -235,7 +235,7 @@ def test_who_does_not_come_is_named() -> None:
             accepted = pool.submit(accept, listener, KEY, 3, 5.0)
             with (
                 closing(reach("localhost", port, KEY, 2)),
-                pytest.raises(InputError, match="processes 1, 3 of this job none connected"),
+                pytest.raises(InputError, match="No connection came from the processes 1, 3"),
             ):
                 accepted.result()
 

@@ -234,7 +234,7 @@ def test_the_best_of_a_split_vocabulary(parts: int, size: int) -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(InputError, match="data=4 and model=4 needs 16 devices, and there are 8"):
+    with pytest.raises(InputError, match="data=4 and model=4 needs 16 devices, but there are 8"):
         make_mesh(4, 4)
     with pytest.raises(InputError, match=r"mesh\.model is 0"):
         make_mesh(model=0)

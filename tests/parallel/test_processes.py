@@ -121,9 +121,9 @@ def test_each_process_brings_its_part_of_the_rows(
 def test_parts_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     unchecked = unwrapped(rows_of_process)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    with pytest.raises(InputError, match=r"no device of process 1; give it all \d+ devices"):
+    with pytest.raises(InputError, match=r"no device of process 1; make a mesh of all \d+ devices"):
         unchecked(mesh_of([[0], [0]]))
-    with pytest.raises(InputError, match=r"Process 1 would hold the parts \[0, 2\] of 3"):
+    with pytest.raises(InputError, match=r"gives process 1 the shards \[0, 2\] of 3"):
         unchecked(mesh_of([[1], [0], [1]]))
 
 

@@ -79,11 +79,11 @@ def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Pa
     ("override", "reason"),
     [
         ("size", "must have the form key.path=value"),
-        ("size.more=3", "names a key inside a value that is not a section"),
-        ("size.more.rate=3", "names a key inside a value that is not a section"),
+        ("size.more=3", "names a key within a value that has no keys"),
+        ("size.more.rate=3", "names a key within a value that has no keys"),
         (
             "inner.names.0=a",
-            "a list entry that does not exist; give an existing path, where the first entry is 0",
+            "a list entry that does not exist; give an existing path, in which entries count from 0",
         ),
         ("spares.one.rate=1", "a list entry that does not exist"),
         ("spares.-1.rate=1", "a list entry that does not exist"),

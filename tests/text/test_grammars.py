@@ -110,7 +110,7 @@ def test_a_schema_that_is_too_deep_is_refused() -> None:
 def test_a_grammar_is_one_of_two() -> None:
     wrong: list[dict[str, Any]] = [{}, {"json_schema": {}, "regex": "a"}]
     for arguments in wrong:
-        with pytest.raises(InputError, match="json_schema or regex; give exactly one"):
+        with pytest.raises(InputError, match="json_schema or a regex; give exactly one"):
             Grammar(**arguments)
 
 
