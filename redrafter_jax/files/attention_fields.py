@@ -34,10 +34,10 @@ _KINDS: dict[str, type[RopeScaling] | None] = {
     "yarn": YarnScaling,
     "longrope": LongRopeScaling,
 }
-# Further fields of a type, from which a missing `attention_factor` is computed.
+# Further fields of a type of scaling, from which a missing `attention_factor` is computed.
 _READ = {"yarn": ("mscale", "mscale_all_dim", "attn_factor"), "longrope": ("factor",)}
-# Fields that every type may state: the first two with any value, because they only describe how the
-# model was made, and the others with the value that changes nothing.
+# Fields that every type of scaling may state. The first two may have any value, because they only
+# describe how the model was made; the others must have the value that changes nothing.
 _DESCRIBING = ("finetuned", "original_max_position_embeddings")
 _NEUTRAL = {
     "factor": 1,
@@ -48,7 +48,7 @@ _NEUTRAL = {
     "truncate": True,
     "partial_rotary_factor": 1,
 }
-# Files of older versions of transformers state no base, which was a constant in Llama's code.
+# Older versions of transformers write no rotary base, which was a constant in the code of Llama.
 _FIRST_WITH_THETA = (4, 33)
 LLAMA_THETA = 10000.0
 # With this field set to n, every n-th layer has no window.
@@ -76,13 +76,13 @@ def read_rotary(
 
 
 def by_layer_kind(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """The fields in the format of transformers 4, for models whose windowed layers have a base.
+    """Return the fields in the format of transformers 4, for models with two rotary bases.
 
-    transformers 4 keeps this base in `rope_local_base_freq`; transformers 5 has `rope_parameters`
-    for each kind of layer.
+    Such models have a rotary base of their own in windowed layers. transformers 4 keeps it in
+    `rope_local_base_freq`; transformers 5 has `rope_parameters` for each kind of layer.
 
     Raises:
-      InputError: as in `read_rotary`, or windowed layers have rotary scaling.
+      InputError: the errors of `read_rotary`, or windowed layers have rotary scaling.
     """
     parameters = field(values, "rope_parameters", path, dict, {})
     if not {FULL, WINDOWED} & parameters.keys():
@@ -101,9 +101,9 @@ def by_layer_kind(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """The fields of `config.json` for a rotary base and scaling.
+    """The fields of `config.json` for a rotary base and a scaling.
 
-    They have the format of transformers 4, which transformers 5 reads too.
+    They have the format of transformers 4, which transformers 5 also reads.
     """
     if scaling is None:
         return {"rope_theta": theta}
@@ -118,7 +118,7 @@ def rotary_fields(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def _stated(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """All rotary parameters of the file; one that is stated in several places must agree."""
+    """All rotary parameters of the file; a parameter that is stated twice must agree."""
     outer = ("rope_theta", "original_max_position_embeddings")
     places = {"": {name: values.get(name) for name in outer}} | {
         f"{name}.": field(values, name, path, dict, {})
@@ -176,9 +176,9 @@ def _scaling(
 def _yarn_defaults(
     stated: Mapping[str, Any], values: Mapping[str, Any], path: Path
 ) -> dict[str, int | float]:
-    """YaRN's defaults from the paper (arXiv 2309.00071) and transformers.
+    """YaRN's default values, from the paper (arXiv 2309.00071) and from transformers.
 
-    `attn_factor` is a factor of programs such as vLLM; transformers does not read it.
+    Programs such as vLLM read the further factor `attn_factor`; transformers does not.
     """
     defaults = {
         "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
@@ -196,8 +196,8 @@ def _yarn_defaults(
     )
     if more != 1 and "attention_factor" in stated:
         raise InputError(
-            f"{path} states attention_factor={stated['attention_factor']!r} and attn_factor="
-            f"{more!r}; the first is the whole factor, so the second would change it; remove one."
+            f"{path} states attention_factor={stated['attention_factor']!r}, which is the whole "
+            f"factor, and attn_factor={more!r}, which would change it; remove one of them."
         )
     whole = gain(one) / gain(all_dimensions) if one and all_dimensions else gain(1.0)
     return {**defaults, "factor": factor, "attention_factor": more * whole}
@@ -220,7 +220,7 @@ def _longrope_defaults(
 
 
 def _factor(stated: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> float:
-    """The scaling factor of the context; if it is not stated, the ratio of the two contexts."""
+    """The factor by which the context is scaled; if it is missing, the ratio of the contexts."""
     if "factor" in stated or "original_max_position_embeddings" not in stated:
         return field(stated, "factor", path, float)
     original = field(stated, "original_max_position_embeddings", path, int)
@@ -228,7 +228,7 @@ def _factor(stated: Mapping[str, Any], values: Mapping[str, Any], path: Path) ->
 
 
 def _implied_theta(values: Mapping[str, Any]) -> float | None:
-    """The base of a Llama whose file predates the field `rope_theta`, such as Vicuna's."""
+    """The rotary base of a Llama whose file has no field `rope_theta`, such as Vicuna's file."""
     version = re.match(r"(\d+)\.(\d+)\.", str(values.get("transformers_version")))
     if values.get("model_type") != "llama" or version is None:
         return None
@@ -239,13 +239,13 @@ def _implied_theta(values: Mapping[str, Any]) -> float | None:
 def read_windows(
     values: Mapping[str, Any], family: Family, layers: int, path: Path
 ) -> tuple[int | None, tuple[int, ...]]:
-    """The sliding window that a target's `config.json` states, and the indices of its layers.
+    """The sliding window that a target's `config.json` states, and the indices of windowed layers.
 
     The window is in tokens and includes the token's own position; indices start at 0. Without
-    windowed layers the result is `(None, ())`.
+    windowed layers, the result is `(None, ())`.
 
     Raises:
-      InputError: a field is missing or has the wrong type, or the family has no such windows.
+      InputError: a field is missing or has the wrong type, or the family has no such window.
     """
     window = _stated_window(values, family, path)
     stated = values.get("layer_types")
@@ -253,8 +253,8 @@ def read_windows(
         types = [FULL if window is None else WINDOWED] * layers
         if stated not in (None, types):
             raise InputError(
-                f"{path} states layer_types={stated!r:.80}; with sliding_window={window} all "
-                f"{layers} layers of {family.architecture} are {types[0]!r}."
+                f"{path} states layer_types={stated!r:.80}, but with sliding_window={window} all "
+                f"{layers} layers of {family.architecture} are {types[0]!r}; correct one of them."
             )
     elif stated is None and family.windowed == "switched":
         first = field(values, "max_window_layers", path, int)
@@ -296,7 +296,7 @@ def _stated_window(values: Mapping[str, Any], family: Family, path: Path) -> int
 
 
 def window_fields(config: TargetConfig, family: Family) -> dict[str, Any]:
-    """The fields of sliding windows as transformers writes them for a target of the family."""
+    """The fields of sliding windows as transformers writes them for a target of this family."""
     stated: dict[str, Any] = {}
     if family.windowed != "none":
         stated["sliding_window"] = config.sliding_window

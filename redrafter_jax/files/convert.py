@@ -1,7 +1,7 @@
 """Converts a model to a folder of safetensors: from `.bin` files, to another dtype, or quantized.
 
-Apple's code and this library store drafters in the same layout, so conversion works in both
-directions. Weights are converted piece by piece, so a model may be larger than the memory.
+Apple's code and this library store drafters in the same layout, so drafters can be converted in
+both directions. Weights are converted piece by piece, so a model may be larger than the memory.
 """
 
 import json
@@ -28,7 +28,7 @@ from redrafter_jax.models.quantize import check_format
 
 # Suffixes of files to copy: tokenizers, chat templates, further settings.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja"}
-# Files not to copy: they describe the source's weights, and config.json is written anew.
+# Files not to copy: they describe the weights of the source, or are written anew (config.json).
 _DESCRIPTIONS = {"config.json", "quantize_config.json", "quant_config.json"}
 
 
@@ -45,20 +45,22 @@ def convert(
 
     Args:
       source: folder, GGUF file or hub id, as `load_drafter` and `load_target` take it.
-      folder: folder to write; it must be empty or missing. It appears at the end, complete.
-      dtype: "float32" or "bfloat16" for all unquantized weights; None keeps each weight's dtype,
-        except that blocks of GGUF become float32. Quantized folders keep their codes and scales.
-      for_apple: refuse a drafter that Apple's code cannot load.
+      folder: folder to write, which must be empty or missing. It appears only when it is complete.
+      dtype: "float32" or "bfloat16" for all unquantized weights. None keeps the dtype of each
+        weight, except that blocks of GGUF become float32. Folders with quantized weights keep their
+        codes and scales.
+      for_apple: whether to refuse a drafter that Apple's code cannot load.
       quantization: formats of the matrices; None quantizes nothing.
-      keep_quantized: keep the quantized blocks of a GGUF file; see `load_target`.
+      keep_quantized: whether to keep the quantized blocks of a GGUF file; see `load_target`.
 
     Returns:
       Sentences on what was written.
 
     Raises:
-      InputError: the source cannot be loaded, the folder cannot be written, `for_apple` is set for
-        a target or for a drafter that Apple's layout cannot hold, `quantization` is set for a
-        source that is quantized already, or `keep_quantized` is set for a source that is not GGUF.
+      InputError: the source cannot be loaded; the folder cannot be written; `for_apple` is set for
+        a target or for a drafter with features that Apple's layout lacks; `quantization` is set for
+        a source that is already quantized; or `keep_quantized` is set for a source that is not
+        GGUF.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)} or none.")
@@ -67,8 +69,8 @@ def convert(
     files = open_target(source)
     if keep_quantized and not isinstance(files, GgufFiles):
         raise InputError(
-            f"{source} is not a GGUF file, so there are no blocks to keep; give a format to "
-            "quantize to, or leave the option out if the source is quantized already."
+            f"{source} is not a GGUF file, so it has no quantized blocks to keep; give a format to "
+            "quantize to, or leave the option out if the source is already quantized."
         )
     stated: dict[str, object] = files.fields
     is_gguf = isinstance(files, GgufFiles)
@@ -78,11 +80,13 @@ def convert(
     is_quantized = any(weight.scale is not None for weight in found.weights)
     beyond = _beyond_apple(found.config, quantized=is_quantized or quantization is not None)
     if for_apple and not is_drafter:
-        raise InputError(f"{source} is a target, but Apple's code loads only drafters; give one.")
+        raise InputError(
+            f"{source} is a target, but Apple's code loads only drafters; give a drafter."
+        )
     if for_apple and beyond:
         raise InputError(
             f"{found.folder} is a drafter with {', '.join(beyond)}, which Apple's layout does not "
-            "support; train a drafter without."
+            "support; train a drafter without these features."
         )
 
     whole = folder.resolve()
@@ -130,7 +134,7 @@ def convert(
 
 
 def _formats(found: MatchedModel, quantization: Quantization | None) -> dict[str, WeightFormat]:
-    """Formats of the weights to quantize, by weight name."""
+    """The format of each weight to quantize, by the name of the weight."""
     if quantization is None:
         return {}
     forms: dict[str, WeightFormat] = {}
@@ -147,7 +151,7 @@ def _formats(found: MatchedModel, quantization: Quantization | None) -> dict[str
 
 
 def _sizes(found: MatchedModel) -> Mapping[str, Any]:
-    """Fields of a drafter that `config.json` may lack because its weights imply them."""
+    """Fields of a drafter that `config.json` may lack, because the weights imply them."""
     kind = find_kind(found.config)
     return {} if kind is None else kind.files.fields(found.config)
 
@@ -169,7 +173,7 @@ def _beyond_apple(config: Any, quantized: bool) -> list[str]:
 def _write_weights(
     found: MatchedModel, folder: Path, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> list[str]:
-    """Write as many files as the source has; returns their names and that of their index."""
+    """Write the same number of files as the source has; return their names and the index's."""
     shards: dict[Path, list[StoredWeight]] = {}
     every = (*found.weights, *found.tables)
     for weight in every:
@@ -196,7 +200,7 @@ def _write_companions(
     folder: Path,
     dtype: str | None,
 ) -> list[str]:
-    """Write `config.json` with the new dtype, and the other files of the model; returns names."""
+    """Write `config.json` with the new dtype, and the model's other files; return all names."""
     if isinstance(files, GgufFiles):
         dtype = dtype or _main_dtype(found)
     if dtype:
@@ -216,7 +220,7 @@ def _write_companions(
 
 
 def _main_dtype(found: MatchedModel) -> str:
-    """The dtype of most bytes of the unquantized weights."""
+    """The dtype that most bytes of the unquantized weights have."""
     sizes = Counter[str]()
     for weight in found.weights:
         if weight.scale is None:
@@ -226,7 +230,7 @@ def _main_dtype(found: MatchedModel) -> str:
 
 
 def _write_tokenizer(files: GgufFiles, folder: Path) -> list[str]:
-    """Write the tokenizer of a GGUF file, if it has one; returns the names of the files."""
+    """Write the tokenizer of a GGUF file, if it has one; return the names of the files."""
     if "tokenizer.ggml.model" not in files.header.values:
         return []
     names = ["tokenizer.json", "tokenizer_config.json"]

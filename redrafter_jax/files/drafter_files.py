@@ -86,7 +86,7 @@ def load_drafter(
 def load_found(
     found: "FoundDrafter", dtype: DTypeLike, mesh: Mesh | None, target: Target | None = None
 ) -> LoadedHead | Drafter:
-    """A found drafter with its weights; arguments and errors are those of `load_drafter`."""
+    """Load the weights of a found drafter; arguments and errors are as in `load_drafter`."""
     if isinstance(found, FoundSelf):
         assert target is not None, "a part of a target comes after it"
         return found.drafter.of(target)
@@ -96,9 +96,9 @@ def load_found(
 
 
 def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
-    """Write a head's `config.json` and `model.safetensors` with the names of its authors' layout.
+    """Write `config.json` and `model.safetensors` of a head, in the layout of the head's authors.
 
-    `config.json` also holds fields that the authors' layout does not have.
+    `config.json` also holds fields that this layout lacks.
 
     Raises:
       InputError: the files cannot be written.
@@ -111,7 +111,7 @@ def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
 
 
 class FoundSelf(NamedTuple):
-    """A part of the target as its drafter, before it is loaded.
+    """A part of the target that drafts for it, before it is loaded.
 
     Attributes:
       drafter: the part of the target.
@@ -122,7 +122,7 @@ class FoundSelf(NamedTuple):
     config: TargetConfig
 
     def digest(self) -> str:
-        """A name that distinguishes the part from other parts of the same target."""
+        """A name that differs between the parts of the same target."""
         return self.drafter.name
 
 
@@ -130,10 +130,10 @@ FoundDrafter = MatchedModel | FoundSelf
 
 
 def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDrafter:
-    """A drafter, before its weights are read; errors are those of `load_drafter`.
+    """Find a drafter without reading its weights; the errors are those of `load_drafter`.
 
     Args:
-      name: as in `load_drafter`.
+      name: name of the drafter, as in `load_drafter`.
       target: the files of the target to draft for; a model with other tokens is refused.
     """
     if (own := parse_self(str(name))) is not None:
@@ -154,7 +154,7 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
 
 
 def find_head(name: str | Path) -> MatchedModel:
-    """A trained head, before its weights are read; errors are those of `load_drafter`."""
+    """Find a trained head without reading its weights; the errors are those of `load_drafter`."""
     folder = locate(name)
     stated = {} if is_gguf(folder) else read_json(folder / "config.json")
     kind = find_kind_of_files(name, stated)
@@ -166,7 +166,7 @@ def find_head(name: str | Path) -> MatchedModel:
 def _match_head(
     name: str | Path, folder: Path, values: Mapping[str, Any], kind: Kind
 ) -> MatchedModel:
-    """The head of a kind in a folder whose `config.json` states these fields."""
+    """Match the head in a folder with its files; `values` are the fields of its `config.json`."""
     path = folder / "config.json"
     check_method(values, path)
     files = kind.files
@@ -175,7 +175,7 @@ def _match_head(
     flat |= {key: field(flat, key, path, needed) for key, needed in files.own_fields.items()}
     rotary: dict[str, Any] = {}
     if files.rotary:
-        # Llama's base is the default in the authors' code and in all programs that read the files.
+        # Without a stated base, the authors' code and all programs that read the files use Llama's.
         rotary["rope_theta"], rotary["rope_scaling"] = read_rotary(flat, path, LLAMA_THETA)
     # The sizes of some published heads are only in the shapes of the weights.
     folder = locate_weights(name, folder, files.weight_files)
@@ -194,8 +194,8 @@ def _match_head(
 def find_kind_of_files(name: str | Path, values: Mapping[str, Any]) -> Kind | None:
     """The kind of a head in a folder or hub repository; None if it holds no head.
 
-    `values` are the fields of `config.json`. Weights are looked for, and downloaded, only if the
-    fields are those of a target with one layer, as with some published heads.
+    `values` are the fields of `config.json`. Some published heads have the fields of a target with
+    one layer. Only for such fields, the weights are looked for, and downloaded.
     """
     kind = recognise(values)
     if kind is not None or values.get("num_hidden_layers") != 1:

@@ -21,7 +21,7 @@ from redrafter_jax.files.quantized import read_method
 _OUTER = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 _VARIATIONS = dict.fromkeys(name for family in FAMILIES.values() for name in family.variations)
 _STATED = dict.fromkeys(name for family in FAMILIES.values() for name in family.stated)
-# Checking more layers would take longer than loading a model.
+# Limit on the number of layers: checking more layers would take longer than loading a model.
 _MOST_LAYERS = 10_000
 _SIZES = (
     "vocab_size",
@@ -82,7 +82,9 @@ def target_config(
         sizes[name] for name in ("num_attention_heads", "hidden_size", "num_hidden_layers")
     )
     if layers > _MOST_LAYERS:
-        raise InputError(f"{path} states num_hidden_layers={layers}; the most is {_MOST_LAYERS}.")
+        raise InputError(
+            f"{path} states num_hidden_layers={layers}; at most {_MOST_LAYERS} are supported."
+        )
 
     def derived(name: str, value: int) -> int:
         return stated(name, int, value if name in family.derived else None)
@@ -114,7 +116,7 @@ def target_config(
 def target_fields(config: TargetConfig) -> dict[str, Any]:
     """The fields of `config.json` as transformers writes them for this target.
 
-    The family is the first with exactly the target's variations.
+    They are written for the first family that has exactly the variations of the target.
 
     Raises:
       InputError: no family of transformers has exactly these variations.
@@ -138,7 +140,7 @@ def target_fields(config: TargetConfig) -> dict[str, Any]:
 
 
 def _family(values: Mapping[str, Any], path: Path) -> Family:
-    """The family of a file, whose fields must be supported."""
+    """The family that a file names; fields that change the computation must be supported."""
     model_type = values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
@@ -175,14 +177,14 @@ def _biases(values: Mapping[str, Any], family: Family, path: Path) -> tuple[bool
     biases = family.biases or (stated, stated)
     if stated != biases[0]:
         raise InputError(
-            f"{path} states attention_bias={stated!r}, but {family.architecture} of transformers "
-            f"always has {biases[0]!r}; remove the field if that is intended."
+            f"{path} states attention_bias={stated!r}, but transformers always uses "
+            f"{biases[0]!r} for {family.architecture}; remove the field if that is intended."
         )
     return biases
 
 
 def _family_of(config: TargetConfig) -> str:
-    """The first family with exactly the variations of `config`."""
+    """The name of the first family that has exactly the variations of `config`."""
     biases = config.attention_bias, config.attention_output_bias
     every_layer = set(config.windowed_layers) == set(range(config.num_hidden_layers))
     windowed = "all" if every_layer else "some" if config.windowed_layers else "none"
@@ -201,16 +203,16 @@ def _family_of(config: TargetConfig) -> str:
     stated = {"attention_bias": biases[0], "attention_output_bias": biases[1], **varied, **own}
     all_stated = ", ".join(f"{name}={value}" for name, value in stated.items())
     raise InputError(
-        f"No family of transformers has {all_stated} and "
-        f"windowed_layers={config.windowed_layers} together; such a target cannot be written as a "
-        "Hugging Face folder."
+        f"No family of transformers has all of {all_stated} and "
+        f"windowed_layers={config.windowed_layers}, so this target cannot be written as a "
+        "Hugging Face folder; use the variations of one family."
     )
 
 
 def _eos_token_ids(
     values: Mapping[str, Any], path: Path, generation: tuple[Path, Mapping[str, Any]] | None
 ) -> tuple[int, ...]:
-    """The end tokens; `generation` takes precedence if it has the field, even as null."""
+    """The end tokens; a field in `generation` takes precedence, even if its value is null."""
     if generation is not None and "eos_token_id" in generation[1]:
         path, values = generation
     stated = values.get("eos_token_id")
@@ -220,6 +222,6 @@ def _eos_token_ids(
     if not all(type(token) is int for token in tokens):
         raise InputError(
             f"{path} states eos_token_id={stated!r:.80}; it must be a whole number or a list of "
-            "them."
+            "whole numbers."
         )
     return tuple(tokens)

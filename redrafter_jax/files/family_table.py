@@ -11,14 +11,15 @@ class Family(NamedTuple):
 
     Attributes:
       architecture: name of the class in transformers.
-      biases: whether queries, keys and values have a bias, and whether the attention block's output
-        has one; None if `attention_bias` states both.
-      windowed: which layers may have a sliding window: "none", "all", "switched" (those chosen by
-        `max_window_layers` if `use_sliding_window` is true), or "pattern" (all but every n-th); the
-        last two unless the file lists `layer_types`.
+      biases: whether queries, keys and values have a bias, and whether the output of the attention
+        block has one; None if the field `attention_bias` decides both.
+      windowed: which layers may have a sliding window: "none", "all", "switched" or "pattern". With
+        "switched", `max_window_layers` chooses the layers if `use_sliding_window` is true. With
+        "pattern", all but every n-th layer have a window. In both cases `layer_types` takes
+        precedence, if the file has it.
       derived: fields that are computed from others if the file leaves them out.
       variations: fields of `TargetConfig` that differ from Llama.
-      stated: fields that only this family has, under the same names in its files.
+      stated: fields that only this family has; the files use the same names as `TargetConfig`.
       activation: name of the field for the activation.
       defaults: transformers' defaults of fields that a file may leave out.
       supported: the supported values of further fields that change the computation.
@@ -77,5 +78,5 @@ FAMILIES = {
         },
     ),
 }
-# Multimodal models: the class in transformers, and the family of their text model.
+# Multimodal models: the class in transformers, and the family of the text model.
 MULTIMODAL = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}

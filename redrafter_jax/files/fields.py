@@ -23,7 +23,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file atomically: if writing fails, an existing file is unchanged."""
+    """Write a small file atomically: if writing fails, an existing file stays unchanged."""
     fresh = path.with_name(f"{path.name}.new")
     try:
         fresh.write_text(text, encoding="utf-8")
@@ -35,7 +35,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def errors_naming(place: Path | str) -> Generator[None]:
-    """A block in which errors of configuration fields are prefixed with the place of the field."""
+    """Open a block in which an error about a configuration field names the place of the field."""
     try:
         yield
     except FieldError as error:
@@ -44,9 +44,9 @@ def errors_naming(place: Path | str) -> Generator[None]:
 
 @contextmanager
 def reading(path: Path, otherwise: str) -> Generator[None]:
-    """A block in which a missing or unreadable file raises `InputError`.
+    """Open a block in which a missing or unreadable file raises `InputError`.
 
-    `otherwise` follows "is missing; " in the error sentence.
+    `otherwise` follows "is missing; " in the error.
     """
     try:
         refuse_pointer(path)
@@ -69,8 +69,8 @@ def refuse_pointer(path: Path) -> None:
         begin = file.read(len(_LFS_POINTER))
     if begin == _LFS_POINTER:
         raise InputError(
-            f"{path} is a Git LFS pointer, not the file that it stands for; run `git lfs pull` in "
-            "its folder, or download the model again with `hf download`."
+            f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder, "
+            "or download the model again with `hf download`."
         )
 
 
@@ -100,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(content)
     except RecursionError:
-        raise InputError(f"{path} is nested too deeply for a model's description.") from None
+        raise InputError(f"{path} is nested too deeply; use the file of a model.") from None
     except ValueError as error:  # not JSON, not UTF-8, or a number with thousands of digits
         raise InputError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(values, dict):
@@ -111,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def field(
     values: Mapping[str, Any], name: str, path: Path, expected: type, default: Any = None
 ) -> Any:
-    """The value of a field, or the default; for a float, whole numbers are converted.
+    """The value of a field, or the default. If `expected` is float, a whole number is converted.
 
     Raises:
       InputError: the field is missing and has no default, has another type, or is too large.
@@ -126,7 +126,7 @@ def field(
         )
     if expected is float and type(value) is int:
         return float(value)
-    # Not isinstance, for which True is an int.
+    # Not isinstance, which takes True for an int.
     if type(value) is not expected:
         raise InputError(f"{path} states {name}={value!r:.80}; it must be {_EXPECTED[expected]}.")
     return value

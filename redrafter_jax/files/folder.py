@@ -18,7 +18,8 @@ from redrafter_jax.files.target_files import TargetFiles
 from redrafter_jax.files.weight_files import find_weights
 
 _TOKENIZER = "tokenizer.json"
-# Files of which transformers makes a tokenizer, and files that may change the one in `_TOKENIZER`.
+# Files from which transformers can build a tokenizer, and files that may change the tokenizer in
+# `_TOKENIZER`.
 _VOCABULARIES = (_TOKENIZER, "tokenizer.model", "vocab.json")
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Files in which transformers looks for a chat template.
@@ -45,7 +46,7 @@ class FolderFiles(TargetFiles):
 
     @override
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, dict[str, StoredWeight]]:
-        """The folder and its weights; quantized weights are always kept as they are stored."""
+        """The folder and its weights; quantized weights keep their stored form in any case."""
         folder = locate_weights(self.name, self.path)
         find_quantized = read_method(self.fields, self.described_by)
         return folder, find_quantized(find_weights(folder))
@@ -87,15 +88,15 @@ class FolderFiles(TargetFiles):
             loaded = AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=False)
         except Exception as error:  # transformers' loaders may raise anything
             if path.exists():
-                _parse(path)  # its error is more specific
+                _parse(path)  # raises a more specific error
             raise InputError(
                 f"transformers cannot load the tokenizer of {self.name}: "
                 f"{' '.join(str(error).split())}"
             ) from None
         if not isinstance(getattr(loaded, "backend_tokenizer", None), Tokenizer):
             raise InputError(
-                f"The tokenizer of {self.name} is a slow one ({type(loaded).__name__}), which is "
-                f"not supported; save it as {_TOKENIZER}."
+                f"The tokenizer of {self.name} is a slow tokenizer ({type(loaded).__name__}), "
+                f"which is not supported; save it as {_TOKENIZER}."
             )
         try:
             loaded.backend_tokenizer.encode("Hi \N{SNOWMAN}\n")

@@ -1,6 +1,6 @@
-"""A target in a GGUF file, whose tensors are read as weights of transformers.
+"""A target in a GGUF file, whose tensors are read as the weights of transformers.
 
-Tensors are laid out as in llama.cpp's `convert_hf_to_gguf.py`.
+llama.cpp's `convert_hf_to_gguf.py` defines the layout of the tensors.
 """
 
 import os
@@ -107,8 +107,8 @@ def _find_weights(
             continue
         if own not in architecture.names or (own in OUTER_TENSORS) != (prefix == ""):
             raise InputError(
-                f"{tensor.path} holds the tensor {name!r}, which models of this architecture do "
-                "not have; such a model is not supported."
+                f"{tensor.path} holds the tensor {name!r}, which supported models of this "
+                "architecture do not have; use another file."
             )
         weight = f"{prefix}{architecture.names[own]}.{suffix}"
         alternating = heads[own] if own in architecture.interleaved else 0
@@ -117,8 +117,9 @@ def _find_weights(
         if keep_quantized and tensor.kind not in ITEM_BYTES and len(tensor.shape) == 2:
             if tensor.kind not in BLOCK_KINDS:
                 raise InputError(
-                    f"{tensor.path}: tensor {name!r} is stored as {tensor.kind}, which cannot be "
-                    f"kept quantized; only {', '.join(BLOCK_KINDS)} can, load it without."
+                    f"{tensor.path}: tensor {name!r} is stored as {tensor.kind}, but only "
+                    f"{', '.join(BLOCK_KINDS)} can be kept quantized; load the file without "
+                    "keeping its blocks."
                 )
             read = partial(_blocks, tensor, alternating)
             stored |= kept_blocks(stored[weight], tensor.kind, read)
@@ -135,14 +136,14 @@ def _parse(name: str) -> tuple[str, str, str]:
 
 
 def _stored(name: str, tensor: Tensor, alternating: int, added: float) -> StoredWeight:
-    """The weight of a tensor; a weight in quantized blocks has dtype float32."""
+    """The stored weight for a tensor; a weight in quantized blocks has dtype float32."""
     plain = tensor.kind in ITEM_BYTES
     dtype = tensor.kind if plain else "F32"
     stored = StoredWeight(tensor.path, name, dtype, tensor.shape, tensor.offset)
     if alternating and tensor.shape and tensor.shape[0] % (2 * alternating):
         raise InputError(
-            f"{tensor.path}: weight {name!r} has shape {tensor.shape}; its rows must be a multiple "
-            f"of twice the {alternating} heads."
+            f"{tensor.path}: weight {name!r} has shape {tensor.shape}; the number of rows must be "
+            f"a multiple of {2 * alternating}, twice the number of heads."
         )
     if plain and not alternating and not added:
         return stored
@@ -152,14 +153,14 @@ def _stored(name: str, tensor: Tensor, alternating: int, added: float) -> Stored
 def _unpack(
     tensor: Tensor, alternating: int, added: float, index: Index
 ) -> Float[np.ndarray, "..."]:
-    """A part of a tensor of one or two axes, in float32; the rest of the tensor is not read.
+    """A part of a tensor of one or two axes, in float32; other parts are not read.
 
     Args:
       tensor: the tensor.
-      alternating: number of heads whose halves alternate row by row, which are returned one after
-        the other; 0 for rows in the order of the file.
+      alternating: number of heads whose two halves alternate row by row in the file; the result has
+        one half after the other. 0 keeps the order of the file.
       added: number to add to every element.
-      index: slices of the part, in the order of the returned rows.
+      index: slices of the part, counted in the order of the returned rows.
     """
     kind = GGMLQuantizationType[tensor.kind]
     block, _ = GGML_QUANT_SIZES[kind]
@@ -178,7 +179,7 @@ def _unpack(
 def _blocks(
     tensor: Tensor, alternating: int, rows: slice, blocks: slice
 ) -> UInt8[np.ndarray, "rows blocks bytes"]:
-    """Blocks of a matrix, with rows in the order of `_unpack`."""
+    """Blocks of a matrix, with rows in the order that `_unpack` returns."""
     _, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
     content = _content(tensor)
     by_block = content.reshape(len(content), -1, size)
@@ -193,7 +194,7 @@ def _content(tensor: Tensor) -> UInt8[np.ndarray, "..."]:
 
 
 def _rows(count: int, alternating: int) -> Int[np.ndarray, " rows"]:
-    """The index in the file of each row."""
+    """The index in the file of each returned row."""
     rows = np.arange(count)
     if not alternating:
         return rows

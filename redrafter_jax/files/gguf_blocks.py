@@ -24,10 +24,10 @@ class BlockKind(NamedTuple):
     """The layout of a quantized block.
 
     Attributes:
-      numbers: count of numbers in a block.
-      group: count of numbers that share a scale.
+      numbers: number of numbers in a block.
+      group: number of numbers that share a scale.
       dtype: dtype of the codes, "I8" or "I4".
-      codes: function from blocks [..., bytes] to codes [..., numbers], each one int8.
+      codes: function from blocks [..., bytes] to codes [..., numbers], one int8 per code.
       scale: function from blocks to the scales of their groups, [..., groups].
       minimum: function from blocks to the minima of their groups, or None.
     """
@@ -52,7 +52,7 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def _by_pairs(packed: np.ndarray) -> np.ndarray:
-    """`_nibbles` of each run of 32 bytes, as in Q4_K."""
+    """The result of `_nibbles` for each run of 32 bytes, as Q4_K stores them."""
     halves = _nibbles(packed.reshape(*packed.shape[:-1], -1, 32))
     return halves.reshape(*packed.shape[:-1], -1)
 
@@ -110,7 +110,7 @@ BLOCK_KINDS = {
 
 
 def kept_blocks(stored: StoredWeight, kind: str, read: ReadBlocks) -> dict[str, StoredWeight]:
-    """Codes, scales and minima of a matrix in blocks, with the names of `weight_with_scales`.
+    """Codes, scales and minima of a matrix in blocks, as `weight_with_scales` names them.
 
     Args:
       stored: the matrix.
@@ -149,7 +149,7 @@ def _unpack_groups(
     per_block: int,
     index: Index,
 ) -> np.ndarray:
-    """A part of the codes, scales or minima, which `take` takes from blocks."""
+    """A part of the codes, scales or minima; `take` extracts them from blocks."""
     rows, columns = index
     start, stop = columns.start or 0, columns.stop
     first = start // per_block
@@ -161,7 +161,7 @@ def _unpack_groups(
             taken = taken.astype(np.float16)
         if not np.isfinite(taken).all():
             raise InputError(
-                f"{name!r} is beyond the range of float16, in which scales of GGUF are kept; load "
-                "the file without keeping its blocks quantized."
+                f"{name!r} holds a number beyond the range of float16, the dtype of kept scales; "
+                "load the file without keeping its blocks quantized."
             )
     return taken

@@ -1,7 +1,7 @@
 """The fields of `config.json` for a GGUF header, by architecture.
 
-Fields are named as in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, tensors as in
-llama.cpp's `convert_hf_to_gguf.py`.
+The names of header fields are from https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and
+the names of tensors from llama.cpp's `convert_hf_to_gguf.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +27,11 @@ class Architecture(NamedTuple):
       model_type: the family's `model_type`.
       names: weight names by tensor name; names within a layer omit the prefixes `blk.0.` and
         `model.layers.0.`.
-      interleaved: tensors that store the two halves of each head, which rotary embedding pairs, in
-        alternating rows; transformers stores one half after the other.
+      interleaved: tensors that store the two halves of each head, which the rotary embedding pairs,
+        in alternating rows; transformers stores one half after the other.
       norms_from_one: whether stored norm weights already include the 1 that the model adds.
-      known: supported header fields in addition to `_KNOWN`.
-      further: function from a reader of header fields to further fields of `config.json`.
+      known: header fields that are supported in addition to `_KNOWN`.
+      further: function from a reader of header fields to additional fields of `config.json`.
     """
 
     model_type: str
@@ -43,7 +43,7 @@ class Architecture(NamedTuple):
 
 
 def _gemma3_fields(stated: Callable[..., Any]) -> dict[str, Any]:
-    """Fields of windows, with constants that llama.cpp has in its code instead of the file."""
+    """The fields of windows; their constants are in the code of llama.cpp and not in the file."""
     layers, width = stated("block_count", int), stated("embedding_length", int)
     scalar = stated("attention.key_length", int)
     if layers == _LARGEST_GEMMA3:
@@ -98,7 +98,7 @@ _ARCHITECTURES = {
         further=_gemma3_fields,
     ),
 }
-# Fields with the architecture's prefix that are read or do not change the computation.
+# Fields with the architecture's prefix that are read, or that do not change the computation.
 _KNOWN = {
     "vocab_size",
     "context_length",
@@ -144,8 +144,8 @@ def gguf_fields(header: Header) -> dict[str, Any]:
     for name in ("attention.value_length", "rope.dimension_count"):
         if (length := stated(name, int, head_dim)) != head_dim:
             raise InputError(
-                f"{header.path} states {prefix}{name}={length}, but heads are {head_dim} wide; "
-                "only heads of one width that are rotated as a whole are supported."
+                f"{header.path} states {prefix}{name}={length}, but heads are {head_dim} wide; use "
+                "a model whose heads all have this width and are rotated as a whole."
             )
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.shape:
@@ -199,8 +199,8 @@ def _refuse_unknown(header: Header, prefix: str, architecture: Architecture) -> 
         if own == name or own in {*_KNOWN, *architecture.known} or _NEUTRAL.get(own) == value:
             continue
         raise InputError(
-            f"{header.path} states {name}={value!r}, which is not supported; without it the model "
-            "would produce other text."
+            f"{header.path} states {name}={value!r}, which is not supported and may change the "
+            "text of the model; use another file."
         )
 
 
@@ -225,8 +225,8 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
     short, long = (f"{name}.weight" in header.tensors for name in (_SHORT, _LONG))
     if (short or long) and kind != "longrope":
         raise InputError(
-            f"{header.path} holds rotary factors for short and long texts, but states scaling of "
-            f"type {kind!r} and not 'longrope'."
+            f"{header.path} holds rotary factors for short and long texts, so the type of scaling "
+            f"must be 'longrope', but it is {kind!r}; correct the type."
         )
     if f"{_FACTORS}.weight" in header.tensors:
         if kind != "none":

@@ -1,9 +1,9 @@
 """Reads the header of a GGUF file or of a split model: its fields and the offsets of its tensors.
 
 The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package has a
-reader too, but it makes several arrays for each string, so that a vocabulary takes seconds, and it
-trusts counts that no file could hold. This reader checks that data lies within the file before it
-reads or allocates anything.
+reader too, but it takes seconds for a vocabulary, because it makes several arrays for each string,
+and it does not check counts against the size of the file. This reader checks that data lies within
+the file before it reads or allocates anything.
 """
 
 import math
@@ -37,7 +37,7 @@ class Tensor(NamedTuple):
 
     Attributes:
       path: path of the file.
-      kind: ggml's name of the format of its numbers, such as "Q4_K".
+      kind: ggml's name of the format in which its numbers are stored, such as "Q4_K".
       shape: the shape in NumPy's order, which is the reverse of GGUF's.
       offset: byte offset of the tensor in the file.
     """
@@ -54,7 +54,7 @@ class Header(NamedTuple):
     Attributes:
       path: path of the file, or of the first part of a split model.
       values: fields by name.
-      tensors: tensors by name, of all parts.
+      tensors: tensors of all parts, by name.
     """
 
     path: Path
@@ -82,8 +82,8 @@ def read_header(path: Path) -> Header:
         header = _read_file(path)
         if (count := header.get("split.count", int, 1)) > 1:
             raise InputError(
-                f"{path} is one of {count} parts; rename it so that it ends in "
-                f"-00001-of-{count:05}.gguf and so on, and put the others beside it."
+                f"{path} is one of {count} parts; put all parts into one folder, with names that "
+                f"end in -00001-of-{count:05}.gguf and so on."
             )
         return header
     stem, _, total, suffix = named.groups()
@@ -129,7 +129,7 @@ class _Reader:
         self.position = 0
 
     def take(self, size: int) -> int:
-        """Skip `size` bytes; returns the offset of the first."""
+        """Skip `size` bytes; return the offset of the first skipped byte."""
         start, self.position = self.position, self.position + size
         if self.position > len(self.content):
             raise cut_short(self.path, self.position, len(self.content))
@@ -150,12 +150,12 @@ class _Reader:
         return self.numbers(kind)[0]
 
     def size(self, what: str) -> int:
-        """Read a count of bytes or entries."""
+        """Read a number of bytes or of entries."""
         size = self.number(_UINT64)
         if size > _LONGEST:
             raise InputError(
-                f"{self.path} states {what} of length {size}; the most is {_LONGEST}, the file is "
-                "damaged."
+                f"{self.path} states {what} of length {size}, above the limit of {_LONGEST}; the "
+                "file is damaged."
             )
         return size
 
@@ -180,7 +180,7 @@ class _Reader:
                 return [self.string() for _ in range(size)]
             return list(self.numbers(kind, size))
         number = self.number(kind)
-        # The shortest decimal, such as 1e-05 and not 9.999999747378752e-06.
+        # Return the shortest decimal: 1e-05 and not 9.999999747378752e-06.
         return float(str(np.float32(number))) if kind == _FLOAT32 else number
 
 
@@ -240,10 +240,13 @@ def _read(reader: _Reader) -> Header:
 
 
 def _describe_tensor(reader: _Reader, name: str) -> Tensor:
-    """The next tensor; its offset counts from the beginning of the tensors' data."""
+    """Read the description of the next tensor; its offset counts from the start of the data."""
     path, axes = reader.path, reader.number(_UINT32)
     if axes > _MOST_AXES:
-        raise InputError(f"{path}: tensor {name!r} has {axes} axes; the most is {_MOST_AXES}.")
+        raise InputError(
+            f"{path}: tensor {name!r} has {axes} axes, above the limit of {_MOST_AXES}; the file "
+            "is damaged."
+        )
     shape = tuple(reader.number(_UINT64) for _ in range(axes))[::-1]
     number, offset = reader.number(_UINT32), reader.number(_UINT64)
     try:

@@ -1,7 +1,7 @@
 """Builds the tokenizer of a GGUF model from its header: byte-level BPE or SentencePiece BPE.
 
-A header only names its pre-tokenizer; the patterns here are from the `tokenizer.json` of the models
-that the names stand for.
+A header only names its pre-tokenizer. The patterns here are from the `tokenizer.json` of the models
+after which the pre-tokenizers are named.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class _PreTokenizer(NamedTuple):
       gpt2_pattern: whether GPT-2's pattern also splits the text.
       nfc: whether the text is first normalised to Unicode's normal form C.
       ignore_merges: whether a word that is a token stays one token regardless of the merges.
-      adds_bos: whether a BOS token is added if the header does not say.
+      adds_bos: whether a BOS token is added if the header does not say so.
     """
 
     parts: tuple[Any, ...] = ()
@@ -41,7 +41,7 @@ class _PreTokenizer(NamedTuple):
 
 
 def _split(digits: str) -> Any:
-    """The pattern of GPT-4 and its successors; `digits` is the pattern of numbers."""
+    """The pattern of GPT-4 and its successors; `digits` is the part that matches numbers."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits
@@ -85,8 +85,8 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(types) != len(tokens) or len(vocabulary) != len(tokens):
         raise InputError(
-            f"{header.path} states {len(tokens)} tokens, of which {len(vocabulary)} are different, "
-            f"and {len(types)} types of tokens; the file is damaged."
+            f"{header.path} states {len(tokens)} tokens, {len(vocabulary)} of them distinct, and "
+            f"{len(types)} types of tokens, which must be equal numbers; the file is damaged."
         )
     model = header.get("tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama"):
@@ -117,7 +117,7 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
 
 
 def token_strings(header: Header) -> list[str]:
-    """The tokens in the order of their ids, as the file spells them; empty if it has none."""
+    """The tokens in the order of their ids, as the file spells them; empty if it lists none."""
     return header.get("tokenizer.ggml.tokens", list, [])
 
 
@@ -160,7 +160,10 @@ def _byte_level(header: Header, vocabulary: dict[str, int]) -> tuple[Tokenizer, 
 def _sentencepiece(
     header: Header, vocabulary: dict[str, int], types: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
-    """Merges follow from scores: SentencePiece joins the pair whose result scores highest."""
+    """Build the tokenizer with merges that follow from the scores of tokens.
+
+    SentencePiece joins the pair of tokens whose result has the highest score.
+    """
     scores = _entries(header, "scores", float)
     if len(scores) != len(vocabulary):
         raise InputError(
@@ -209,7 +212,7 @@ def _add_ends(tokenizer: Tokenizer, header: Header, tokens: list[str], adds_bos:
         if asked and token is None:
             raise InputError(
                 f"{header.path} asks for {name} tokens, but does not state "
-                f"tokenizer.ggml.{name}_token_id."
+                f"tokenizer.ggml.{name}_token_id; the file is damaged."
             )
         added.append(token if asked else None)
     if not any(added):
@@ -221,7 +224,7 @@ def _add_ends(tokenizer: Tokenizer, header: Header, tokens: list[str], adds_bos:
 
 
 def _token(header: Header, name: str, tokens: list[str]) -> str | None:
-    """The token with a role, such as "bos"; None if the header names none."""
+    """The token that has a role, such as "bos"; None if the header names no token for it."""
     number = header.get(f"tokenizer.ggml.{name}_token_id", int, -1)
     if number == -1:
         return None

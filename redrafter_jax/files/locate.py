@@ -11,7 +11,7 @@ from pathlib import Path
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import read_json
 
-# Only these weights are downloaded; other files of a repository repeat them in other formats.
+# Weight files to download; other files of a repository repeat the same weights in other formats.
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 # The tree table in a drafter's folder; see `redrafter_jax.files.tree_table`.
 TREE_TABLE = "draft.yaml"
@@ -42,7 +42,8 @@ def locate(name: str | Path) -> Path:
     """The path of a model, as `resolve` finds it.
 
     Raises:
-      InputError: as in `resolve`, or the folder holds an adapter or a subfolder with a model.
+      InputError: the errors of `resolve`, or the folder holds an adapter or a subfolder with a
+        model.
     """
     path = resolve(name)
     if not is_gguf(path):
@@ -57,7 +58,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path has the suffix .gguf, even if it does not exist, or is a GGUF file."""
+    """Whether a path is a GGUF file, or has the suffix .gguf, even if it does not exist."""
     if path.suffix.lower() == ".gguf":
         return not path.is_dir()
     if not path.is_file():
@@ -65,12 +66,12 @@ def is_gguf(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
-    except OSError:  # an unreadable file is judged by its name
+    except OSError:  # an unreadable file counts by its name
         return False
 
 
 def refuse_outer_folder(folder: Path, needed: str) -> None:
-    """Refuse a folder without the needed file whose subfolders or GGUF files are models."""
+    """Refuse a folder that lacks the needed file, if its subfolders or GGUF files are models."""
     if (folder / needed).exists():
         return
     paths = [*(path.parent for path in folder.glob(f"*/{needed}")), *folder.glob("*.gguf")]
@@ -83,12 +84,12 @@ def refuse_outer_folder(folder: Path, needed: str) -> None:
 
 
 def locate_weights(name: str | Path, folder: Path, others: Sequence[str] = ()) -> Path:
-    """The folder with a model's weights, which are downloaded if the model is on the hub.
+    """The folder with the weights of a model; weights on the hub are downloaded.
 
     Args:
       name: the name that the user gave.
       folder: the folder that `locate` returned for the name.
-      others: further names of weight files, as some drafters use.
+      others: further names of weight files, which some drafters use.
 
     Raises:
       InputError: the weights cannot be downloaded.
@@ -187,7 +188,7 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
 
 
 def _hint(name: str) -> str:
-    """A "did you mean" hint with a similarly named model folder beside the missing one, or ""."""
+    """A hint " (did you mean ...?)" with a model folder of a similar name; "" if there is none."""
     if name.startswith("~") and (home := Path(name).expanduser()).exists():
         return f" (did you mean {str(home)!r}?)"  # the shell did not expand it
     wanted = Path(name)

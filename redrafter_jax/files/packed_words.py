@@ -1,14 +1,17 @@
-"""Matrices in the 32-bit words of GPTQ and AWQ, read as codes, scales and minima.
+"""Matrices in the 32-bit words of GPTQ and AWQ, which are read as codes, scales and minima.
 
 A linear layer `X` is stored as `X.qweight`, `X.qzeros` and `X.scales`, with outputs on the last
-axis. A word holds eight codes of 4 bits or eight zero points; a number is `scale * (code - zero)`.
+axis. A word holds eight codes of 4 bits, or eight zero points. A code stands for the number `scale
+* (code - zero)`.
 
 GPTQ packs eight inputs per word, the first in the lowest bits: `qweight` is [in / 8, out].
-`X.g_idx` is the group of every input. GPTQ's first format stores zero points minus one
+`X.g_idx` is the group of every input. GPTQ's first format stores each zero point minus one
 (`pack_original` of https://github.com/ModelCloud/GPTQModel/blob/main/gptqmodel/nn_modules/qlinear).
+
 AWQ's "gemm" packs eight outputs per word, even ones before odd ones: `qweight` is [in, out / 8]
-(https://github.com/casper-hansen/AutoAWQ/blob/main/awq/modules/linear/gemm.py). Both pack the zero
-points of eight outputs in the order of their codes: `qzeros` is [groups, out / 8].
+(https://github.com/casper-hansen/AutoAWQ/blob/main/awq/modules/linear/gemm.py). Both formats pack
+the zero points of eight outputs per word, in the order in which the format packs codes: `qzeros` is
+[groups, out / 8].
 """
 
 from functools import partial
@@ -21,7 +24,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.quantized import MINIMUM, SCALE
 from redrafter_jax.files.stored import Index, StoredWeight, dtype_of, memory_map
 
-# The place in a word of each of the eight numbers.
+# The place of each of the eight numbers in a word.
 _IN_ORDER = np.arange(8, dtype=np.uint32)
 _INTERLEAVED = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.uint32)
 _WORDS = np.dtype("<u4")
@@ -31,8 +34,8 @@ class Packing(NamedTuple):
     """How the words of a folder are packed.
 
     Attributes:
-      by_inputs: whether a word of codes holds eight inputs, as in GPTQ, or eight outputs, as in
-        AWQ.
+      by_inputs: whether a word holds the codes of eight inputs, as in GPTQ; otherwise those of
+        eight outputs, as in AWQ.
       group_size: number of inputs per scale; -1 for all inputs.
       zero_offset: number to add to the stored zero points.
       symmetric: whether every zero point is 8, so that no minima are needed.
@@ -54,11 +57,11 @@ class _Layer(NamedTuple):
 
 
 def unpack_layers(stored: dict[str, StoredWeight], packing: Packing) -> dict[str, StoredWeight]:
-    """The weights with packed layers as codes, scales and minima; other weights are unchanged.
+    """Return the weights with packed layers as codes, scales and minima; keep other weights.
 
     Raises:
-      InputError: a part of a layer is missing or does not have the shape or dtype that belongs to
-        `qweight`, a group is not a run of inputs, or the layer is stored unpacked too.
+      InputError: a part of a layer is missing or has a shape or dtype that does not fit `qweight`,
+        a group is not a run of consecutive inputs, or the layer is also stored unpacked.
     """
     found = dict(stored)
     for packed in stored.values():
@@ -75,8 +78,8 @@ def unpack_layers(stored: dict[str, StoredWeight], packing: Packing) -> dict[str
         for name in (f"{layer}.weight{ending}" for ending in ("", SCALE, MINIMUM)):
             if name in found:
                 raise InputError(
-                    f"{packed.path} holds {packed.name!r}, but {name!r} exists too; remove the "
-                    "wrong one."
+                    f"{packed.path} holds {packed.name!r}, but the folder also holds {name!r}; "
+                    "remove the wrong one."
                 )
         parts = _Layer(packing, *(found.pop(name) for name in names))
         found |= _layer_parts(f"{layer}.weight", parts, found.pop(f"{layer}.g_idx", None))
@@ -100,19 +103,20 @@ def _layer_parts(name: str, layer: _Layer, order: StoredWeight | None) -> dict[s
         if not divided:
             raise InputError(
                 f"{codes.path}: {codes.name!r} is {codes.dtype} of shape {codes.shape}, for "
-                f"{inputs} inputs and {outputs} outputs; inputs must be a multiple of the group "
-                f"size {group}, and outputs of 8. Use another folder."
+                f"{inputs} inputs and {outputs} outputs; it must be I32, with a number of inputs "
+                f"that the group size {group} divides and a number of outputs that 8 divides. Use "
+                "another folder."
             )
         if part.shape != shape or part.dtype not in dtypes:
             raise InputError(
-                f"{part.path}: {part.name!r} is {part.dtype} of shape {part.shape}; of {inputs} "
+                f"{part.path}: {part.name!r} is {part.dtype} of shape {part.shape}; with {inputs} "
                 f"inputs, {outputs} outputs and groups of {group} it must be {' or '.join(dtypes)} "
                 f"of shape {shape}. Download the file again, or use another folder."
             )
     if order and (memory_map(order, "<i4") != np.arange(inputs) // group).any():
         raise InputError(
-            f"{order.path}: {order.name!r} orders inputs by their activations (desc_act, "
-            "act-order), which is not supported; use a folder quantized without it."
+            f"{order.path}: {order.name!r} orders inputs by their activations (desc_act or "
+            "act-order), which is not supported; use a folder quantized without this option."
         )
     shape = (outputs, groups)
     parts = [
@@ -140,26 +144,26 @@ def _codes(layer: _Layer, index: Index) -> Int8[np.ndarray, "out in"]:
 def _scales(layer: _Layer, index: Index) -> Float[np.ndarray, "out groups"]:
     if layer.packing.symmetric:
         stored = _zeros(layer, index)
-        # Most programs assume 8 whatever is stored, so folders in either format may state the name
-        # of the other (https://github.com/vllm-project/vllm/pull/38966).
+        # Most programs assume zero points of 8 whatever is stored, so a folder in one format may
+        # state the name of the other (https://github.com/vllm-project/vllm/pull/38966).
         if stored.size and not ((stored == 7).all() or (stored == 8).all()):
             raise InputError(
-                f"{layer.zeros.path}: {layer.zeros.name!r} holds zero points that are not in the "
-                "middle, but config.json states sym=true; state false if they are intended."
+                f"{layer.zeros.path}: {layer.zeros.name!r} holds zero points other than 8, but "
+                "config.json states sym=true; state sym=false if the zero points are intended."
             )
     outputs, groups = index
     return memory_map(layer.scales, dtype_of(layer.scales))[groups, outputs].T
 
 
 def _minima(layer: _Layer, index: Index) -> Float32[np.ndarray, "out groups"]:
-    """The minima, exact in float32: a float16 scale has 11 bits, and a zero point 4."""
+    """The minima, which are exact in float32: a float16 scale has 11 bits, a zero point 4."""
     zeros = _zeros(layer, index)
-    # In some programs a zero point of 0 minus one overflows into its neighbours.
+    # A zero point of 0 minus one is stored as 15. In some programs it overflows into neighbours.
     if layer.packing.zero_offset and (zeros == 15).any():
         raise InputError(
             f"{layer.zeros.path}: {layer.zeros.name!r} holds zero points that are stored as 15, "
-            "minus one, which some programs read as 0 and others as 16; write the folder again in "
-            "the format gptq_v2."
+            "which some programs read as 0 and others as 16; write the folder again in the format "
+            "gptq_v2."
         )
     return -_scales(layer, index).astype(np.float32) * (zeros + layer.packing.zero_offset)
 

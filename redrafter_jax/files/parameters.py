@@ -35,8 +35,8 @@ class Layout(NamedTuple):
     Attributes:
       module: function from a configuration to a module that holds only parameters.
       stored_name: function from a configuration and a parameter's dotted name to the weight's name.
-      layers: configuration fields whose product is the number of layers, which cannot exceed the
-        number of weights, and their names in files.
+      layers: fields of the configuration whose product is the number of layers, with their names in
+        files. This product cannot exceed the number of weights.
     """
 
     module: Callable[..., nnx.Module]
@@ -45,14 +45,15 @@ class Layout(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter of a module, or one part of a joint parameter, with its weight's name.
+    """A parameter of a module, or one part of a joint parameter, with the name of its weight.
 
     Attributes:
-      path: path of the parameter; for a part of a joint parameter, its path if it were separate.
+      path: path of the parameter; for a part of a joint parameter, the path that it would have as a
+        parameter of its own.
       name: name of the weight in files.
       shape: shape of the weight in files.
       transposed: whether the weight is stored transposed.
-      whole: path of the parameter in the module; for a part, that of the joint parameter.
+      whole: path of the parameter in the module; for a part, the path of the joint parameter.
       variable: the variable at the path `whole`.
     """
 
@@ -137,15 +138,15 @@ def match_weights(
     layout: Layout,
     ignored: Sequence[str] = (),
 ) -> MatchedModel:
-    """The model with its parameters matched to stored weights.
+    """Match the parameters of a model with the weights in its files.
 
     Args:
       folder: the model's folder or GGUF file.
       described_by: the file with the configuration.
       config: the configuration.
       stored: the weights in the files, by name.
-      layout: how the parameters are stored.
-      ignored: regular expressions of names that need no place in the model.
+      layout: the layout that maps parameters to stored weights.
+      ignored: regular expressions for names of weights that may have no place in the model.
 
     Raises:
       InputError: a weight is missing, has the wrong shape, or has no place in the model.
@@ -155,8 +156,8 @@ def match_weights(
     if prod(max(count, 1) for count in counts.values()) > len(stored):
         stated = " and ".join(f"{name}={count}" for name, count in counts.items())
         raise InputError(
-            f"{described_by} states {stated}, but the files hold {len(stored)} weights; they do "
-            "not belong together."
+            f"{described_by} states {stated}, but the files hold only {len(stored)} weights; use "
+            "files of the same model."
         )
     graphdef, parameters = stored_parameters(config, layout)
     weights = []
@@ -178,8 +179,8 @@ def match_weights(
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise InputError(
-            f"{folder} holds the weight {others[0]!r}{more}, for which the model that "
-            f"{described_by.name} describes has no place; they do not belong together."
+            f"{folder} holds the weight {others[0]!r}{more}, which the model described by "
+            f"{described_by.name} does not have; use files of the same model."
         )
     return MatchedModel(
         folder, described_by, config, graphdef, tuple(parameters), tuple(weights), tuple(left_out)
@@ -187,13 +188,13 @@ def match_weights(
 
 
 def _is_zero_bias(stored: Mapping[str, StoredWeight], name: str) -> bool:
-    """Whether a weight is a zero bias of a quantized layer, as in early folders of GPTQ."""
+    """Whether a weight is the zero bias of a quantized layer, which early folders of GPTQ hold."""
     layer = name.removesuffix("bias")
     return layer != name and f"{layer}weight{SCALE}" in stored and is_zero(stored[name])
 
 
 def stored_parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]]:
-    """The structure of the module, and its parameters as stored in files, without allocating."""
+    """The structure of the module, and its parameters as they are stored, without arrays."""
     skeleton = nnx.eval_shape(lambda: layout.module(config, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(skeleton)
     parameters = []
@@ -244,10 +245,13 @@ def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Me
 
 
 def is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether a parameter is a matrix, [in, out] here and [out, in] in files; not an embedding."""
+    """Whether a parameter is a matrix, which is [in, out] here and [out, in] in files.
+
+    An embedding is no such matrix.
+    """
     return leaf.ndim == 2 and "embed_tokens" not in name
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """A parameter's path as a dotted name."""
+    """The path of a parameter as a dotted name."""
     return ".".join(str(part) for part in path)

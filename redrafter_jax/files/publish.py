@@ -13,19 +13,19 @@ CARD = "README.md"
 NOT_STATED = "not-stated"
 # The files that are uploaded, from the folder itself and not from subfolders.
 _FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", TREE_TABLE, CARD)
-# HTTP statuses that another token may change.
+# HTTP statuses of requests that may succeed with another token.
 _NO_RIGHT = (401, 403)
 
 
 class Published(NamedTuple):
-    """The address of an uploaded folder, and whether its card states no licence."""
+    """The address of an uploaded folder, and whether its model card states no licence."""
 
     address: str
     unlicensed: bool
 
 
 def publish(folder: Path, repository: str, *, private: bool = False) -> Published:
-    """Upload a head with its card and its table of trees; creates the repository if needed.
+    """Upload a head with its model card and its table of trees; create the repository if needed.
 
     Args:
       folder: folder of the head.
@@ -33,8 +33,8 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
       private: whether a new repository is private.
 
     Raises:
-      InputError: the id is not valid, the folder has no card or one that the hub could not read,
-        nobody is logged in, or the upload failed for any other reason.
+      InputError: the id is not valid, the folder has no card or a card that the hub cannot read, no
+        user is logged in, or the upload failed for another reason.
     """
     from huggingface_hub import HfApi, ModelCard
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -91,7 +91,7 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
 
 
 def _patterns(folder: Path) -> Iterator[str]:
-    """A pattern for each file to upload; a `*` in the client's patterns would match subfolders."""
+    """A pattern for each file to upload; a `*` would also match files in subfolders."""
     for pattern in _FILES:
         for path in folder.glob(pattern):
             if path.is_file():

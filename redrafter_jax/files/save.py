@@ -30,9 +30,9 @@ def save(
     config: Mapping[str, Any],
     tables: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
-    """Write `config.json` with the fields `config`, and `model.safetensors`.
+    """Write `config.json`, which holds the fields `config`, and `model.safetensors`.
 
-    The `tables` of whole numbers are stored with the weights.
+    `tables` are arrays of whole numbers, which are stored with the weights.
 
     Raises:
       InputError: the weights cannot be written.
@@ -67,10 +67,10 @@ def save(
     except SafetensorError as error:  # a full disk, for example
         fresh.unlink(missing_ok=True)
         raise InputError(f"{folder / SINGLE_FILE} could not be written ({error}).") from None
-    # If the process is killed here, the folder holds no model instead of parts of two.
+    # If the process is killed here, the folder holds no model, rather than parts of two models.
     (folder / "config.json").unlink(missing_ok=True)
     fresh.replace(folder / SINGLE_FILE)
     stated = {**config, "torch_dtype": str(dtype)}
     write_atomically(folder / "config.json", json.dumps(stated, indent=2) + "\n")
-    # safetensors makes files that only their owner can read.
+    # safetensors makes files that only the owner can read; other users should read these too.
     shutil.copymode(folder / "config.json", folder / SINGLE_FILE)

@@ -16,8 +16,8 @@ from jaxtyping import Array, Shaped
 
 from redrafter_jax.errors import InputError
 
-# Bytes per number by safetensors' name of the dtype. I4, codes of 4 bits that are unpacked to a
-# byte each, is not a name of safetensors.
+# Bytes per number by safetensors' name of the dtype. I4 is not a name of safetensors: it stands for
+# codes of 4 bits, each of which is unpacked to a byte.
 _INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "I4": 1, "U8": 1, "BOOL": 1}
 _CODES = dict.fromkeys(("I8", "I4"), np.dtype(np.int8)) | {"F8_E4M3": np.dtype(jnp.float8_e4m3fn)}
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1} | _INTEGERS
@@ -28,7 +28,7 @@ _DTYPES = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 READ_DTYPES = _DTYPES | _CODES
-# The dtypes of tables, arrays that are not weights.
+# The dtypes of tables, which are arrays that are not weights.
 TABLES = {
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
@@ -49,10 +49,11 @@ class StoredWeight(NamedTuple):
       dtype: safetensors' name of the dtype, such as "BF16".
       shape: shape as stored.
       offset: byte offset of the weight in the file.
-      unpack: function from an index to numbers, for a packed weight; None for others.
-      scale: scales of the groups, [out, groups], of a quantized weight, whose numbers are codes,
-        [out, in]; None for others.
-      minimum: minima of the groups, [out, groups], or None.
+      unpack: function from an index to the numbers of this part, for a packed weight; None
+        otherwise.
+      scale: scales of the groups, [out, groups], of a quantized weight; None otherwise. The numbers
+        of such a weight are codes, [out, in].
+      minimum: minima of the groups, [out, groups]; None without minima.
     """
 
     path: Path
@@ -66,19 +67,19 @@ class StoredWeight(NamedTuple):
 
     @property
     def groups(self) -> "tuple[StoredWeight, ...]":
-        """The scales and minima that exist."""
+        """The scales and the minima, as far as they exist."""
         return tuple(part for part in (self.scale, self.minimum) if part is not None)
 
     @property
     def bytes(self) -> int:
-        """Bytes on a device in the stored dtype, including scales and minima."""
+        """Bytes of the weight on a device in its stored dtype, including scales and minima."""
         codes_in_a_byte = 2 if self.dtype == "I4" else 1
         own = math.prod(self.shape) * ITEM_BYTES[self.dtype] // codes_in_a_byte
         return own + sum(part.bytes for part in self.groups)
 
 
 def check_shape(stored: StoredWeight, expected: tuple[int, ...]) -> None:
-    """Refuse a weight with another shape or without floating-point numbers."""
+    """Refuse a weight with another shape, or whose numbers are not floating-point."""
     if stored.shape != expected:
         raise InputError(
             f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, but its "
@@ -86,8 +87,8 @@ def check_shape(stored: StoredWeight, expected: tuple[int, ...]) -> None:
         )
     if stored.dtype not in _DTYPES:
         raise InputError(
-            f"{stored.path}: weight {stored.name!r} is stored as {stored.dtype}; supported are "
-            f"{', '.join(_DTYPES)}, so convert it first."
+            f"{stored.path}: weight {stored.name!r} is stored as {stored.dtype}; convert it to "
+            f"one of the supported dtypes, {', '.join(_DTYPES)}."
         )
 
 
@@ -126,9 +127,9 @@ def read_weight(
     transpose: bool,
     sharding: NamedSharding | None = None,
 ) -> Shaped[Array, "..."]:
-    """Load a weight to the default device or over a mesh, and wait until it is there.
+    """Load a weight to the default device or over a mesh, and wait until it is loaded.
 
-    The host holds little more than the stored bytes, or the unpacked numbers in `dtype`; casts and
+    The host holds little more than the stored bytes, or the unpacked numbers in `dtype`. Casts and
     transpositions run on the device.
 
     Args:
@@ -148,7 +149,7 @@ def read_weight(
         # Each shard is read separately, and only the shards of this process's devices.
         axes = (*sharding.spec, *(None,) * (len(stored.shape) - len(sharding.spec)))
         spec = PartitionSpec(*(axes[::-1] if transpose else axes))
-        # Keep unpacked shards for other devices that get the same.
+        # Keep unpacked shards for other devices that get the same shard.
         read = partial(_read, stored, jnp.dtype(dtype))
         part = cache(read) if stored.unpack else partial(_copy, stored)
         placed = jax.make_array_from_callback(
@@ -158,10 +159,10 @@ def read_weight(
 
 
 def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..."]:
-    """The weight as a memory map with a dtype, which reads only what is used.
+    """The weight as a memory map of this dtype, which reads only the parts that are used.
 
     Raises:
-      InputError: as in `read_weight`.
+      InputError: the file has become shorter since its header was read.
     """
     try:
         return np.memmap(stored.path, np.dtype(dtype), "r", stored.offset, stored.shape)
@@ -172,8 +173,8 @@ def memory_map(stored: StoredWeight, dtype: DTypeLike) -> Shaped[np.ndarray, "..
 def _copy(stored: StoredWeight, index: Index | None) -> Shaped[np.ndarray, "..."]:
     """A copy of a part of a weight that is not packed.
 
-    On CPUs JAX keeps the given array itself, and a process crashes if a memory-mapped file is cut
-    short.
+    The copy is needed because JAX on CPUs keeps the given array itself, and a process crashes if a
+    memory-mapped file is cut short.
     """
     return np.array(memory_map(stored, dtype_of(stored))[index])
 
@@ -196,14 +197,14 @@ def pieces(stored: StoredWeight) -> Iterator[Shaped[np.ndarray, "..."]]:
     """Yield the rows of a weight in its stored dtype, some rows at a time.
 
     Raises:
-      InputError: as in `read_weight`.
+      InputError: the file has become shorter since its header was read.
     """
     for rows in _unrounded(stored, _full_index(stored)):
         yield rows.astype(dtype_of(stored), copy=False)
 
 
 def _unrounded(stored: StoredWeight, index: Index) -> Iterator[Shaped[np.ndarray, "..."]]:
-    """Yield rows of a part as unpacked, possibly more precise than the weight's dtype."""
+    """Yield rows of a part as they are unpacked, possibly with more precision than the dtype."""
     if not stored.shape:  # read a scalar as one row
         stored, index = stored._replace(shape=(1,)), (slice(None),)
     first, *others = index
@@ -219,7 +220,7 @@ def _full_index(stored: StoredWeight) -> Index:
 
 
 def _read_rows(stored: StoredWeight, index: Index) -> Shaped[np.ndarray, "..."]:
-    """Whole rows of a weight that is not packed."""
+    """Read whole rows of a weight that is not packed."""
     rows, dtype, columns = index[0], dtype_of(stored), math.prod(stored.shape[1:])
     start = stored.offset + rows.start * columns * dtype.itemsize
     count = (rows.stop - rows.start) * columns
@@ -230,10 +231,10 @@ def _read_rows(stored: StoredWeight, index: Index) -> Shaped[np.ndarray, "..."]:
 
 
 def _read(stored: StoredWeight, dtype: np.dtype, index: Index) -> Shaped[np.ndarray, "..."]:
-    """A part of a weight; packed numbers are cast here, others later on the device."""
+    """Read a part of a weight; packed numbers are cast here, other numbers later on the device."""
     dtype = dtype if stored.unpack else dtype_of(stored)
     sizes = [len(range(*one.indices(size))) for one, size in zip(index, stored.shape, strict=True)]
-    # Anonymous pages are returned to the system when freed; heap blocks would pile up.
+    # An anonymous map returns its pages to the system when it is freed; heap blocks would pile up.
     content = mmap.mmap(-1, max(math.prod(sizes) * dtype.itemsize, 1))
     values = np.frombuffer(content, dtype, math.prod(sizes)).reshape(sizes or (1,))
     done = 0

@@ -32,7 +32,8 @@ class TargetFiles(ABC):
       name: the path or hub id that the user gave.
       path: path of the folder or GGUF file.
       described_by: path of the file with the configuration.
-      fields: the fields of `config.json`, or a GGUF header's in the format of transformers.
+      fields: the fields of `config.json`, or the fields of a GGUF header in the format of
+        transformers.
       config: the configuration; reading it reads no weights.
       tokenizer: the tokenizer, with the behaviour of transformers.
       transformers_tokenizer: the tokenizer object of transformers, which also renders chat
@@ -53,16 +54,16 @@ class TargetFiles(ABC):
 
     @abstractmethod
     def token_strings(self) -> dict[int, str] | None:
-        """The vocabulary's tokens by id; None if no file lists them."""
+        """The tokens of the vocabulary by id; None if no file lists them."""
 
     @abstractmethod
     def stored_weights(self, *, keep_quantized: bool) -> "tuple[Path, Mapping[str, StoredWeight]]":
-        """The path of the weights, and the stored weights by transformers' names; reads none."""
+        """The path of the weights, and the weights by the names of transformers; none is read."""
 
     def match(self, *, keep_quantized: bool = False) -> "MatchedModel":
-        """The target with its parameters matched to stored weights, after checking its files.
+        """The target with its parameters matched to stored weights, after its files were checked.
 
-        Reads only the weights that these checks need.
+        Only the weights that these checks need are read.
 
         Raises:
           InputError: as in `load_target`, except for meshes and dtypes.
@@ -87,7 +88,7 @@ class TargetFiles(ABC):
         *,
         keep_quantized: bool = False,
     ) -> Target:
-        """The target with its weights; arguments and errors are those of `load_target`."""
+        """Load the target with its weights; arguments and errors are those of `load_target`."""
         if mesh is not None:
             check_mesh(mesh)
         matched = self.match(keep_quantized=keep_quantized)
@@ -98,10 +99,10 @@ class TargetFiles(ABC):
     def load_without_layers(
         self, dtype: DTypeLike = "bfloat16", mesh: Mesh | None = None
     ) -> Target:
-        """The target with only its embeddings, final norm and vocabulary projection.
+        """Load only the embeddings, the final norm and the vocabulary projection of the target.
 
-        It suffices for training on stored hidden states, but cannot read tokens. Errors are those
-        of `match`: all files must exist.
+        Such a target can be used for training on stored hidden states, but not to read tokens. The
+        errors are those of `match`: all files must exist.
         """
         from redrafter_jax.files.target_weights import without_layers
 
@@ -142,15 +143,15 @@ def load_target(
         quantized weights keep their dtypes.
       mesh: mesh from `make_mesh`, on which every device reads its own part of each weight; None for
         one device.
-      keep_quantized: keep the quantized blocks of a GGUF file: Q8_0, Q4_0 and Q4_1 exactly, Q4_K
-        and Q6_K with exact codes and scales rounded to float16. By default blocks are dequantized
-        to `dtype`. Folders with quantized weights, of this library, GPTQ, AWQ or float8, are always
-        kept quantized.
+      keep_quantized: whether to keep the quantized blocks of a GGUF file: Q8_0, Q4_0 and Q4_1
+        exactly, Q4_K and Q6_K with exact codes and with scales rounded to float16. By default,
+        blocks are dequantized to `dtype`. In folders, quantized weights of this library, GPTQ, AWQ
+        and float8 are always kept quantized.
 
     Raises:
-      InputError: the folder, a file or a weight is missing, truncated or of the wrong shape, a
-        weight has no place in the model, the model is not supported, its blocks cannot be kept, or
-        the mesh does not divide its heads or its groups.
+      InputError: the folder, a file or a weight is missing, truncated or of the wrong shape; a
+        weight has no place in the model; the model is not supported; its blocks cannot be kept; or
+        the mesh does not divide the heads or the groups of scales.
     """
     return open_target(name).load(dtype, mesh, keep_quantized=keep_quantized)
 
@@ -169,7 +170,8 @@ def load_tokenizer(source: str | Path | Model[Any, Any]) -> Any:
     if isinstance(source, Model):
         if not source.source:
             raise InputError(
-                "This target was not loaded from files; give the path of its tokenizer."
+                "This target was not loaded from files, so it has no tokenizer; give the path of "
+                "its tokenizer."
             )
         source = str(source.source)
     return open_target(source).transformers_tokenizer

@@ -1,4 +1,4 @@
-"""Names of a target's weights in files, matching of its parameters, and saving."""
+"""The names of a target's weights in files, matching of its parameters, and saving."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,13 +32,14 @@ _NORMS = {
 def match_target(
     folder: Path, described_by: Path, config: TargetConfig, found: Mapping[str, StoredWeight]
 ) -> MatchedModel:
-    """The target with its parameters matched to stored weights.
+    """Match the parameters of a target with the weights in its files.
 
     Args:
       folder: the target's folder or GGUF file.
       described_by: the file with the configuration.
       config: the configuration.
-      found: all weights in the files, by name; of a multimodal model too.
+      found: all weights in the files, by name; a multimodal model has weights outside of its text
+        model.
 
     Raises:
       InputError: a weight is missing, has the wrong shape, or has no place in the model.
@@ -56,7 +57,7 @@ def match_target(
 
 
 def without_layers(matched: MatchedModel) -> MatchedModel:
-    """The model with only its embeddings, final norm and vocabulary projection."""
+    """The model without its layers: embeddings, final norm and vocabulary projection."""
     decoder = nnx.eval_shape(lambda: Decoder(matched.config, rngs=nnx.Rngs(0)))
     decoder.layers = nnx.List([])
     ends = [at for at, one in enumerate(matched.parameters) if one.path[0] != "layers"]
@@ -81,7 +82,10 @@ def save_target(target: Target, folder: str | Path) -> None:
 
 
 def target_name(config: TargetConfig, name: str) -> str:
-    """The weight's name in transformers, such as `...q_proj.bias` for the parameter `...q_bias`."""
+    """The name of a parameter's weight in transformers.
+
+    For example, `layers.0.attention.q_bias` is named `...q_proj.bias`.
+    """
     if name.endswith("_bias"):
         return f"model.{name.removesuffix('_bias')}_proj.bias"
     *path, last = name.split(".")
@@ -93,7 +97,7 @@ LAYOUT = Layout(Decoder, target_name, {"num_hidden_layers": "num_hidden_layers"}
 
 
 def _text_name(name: str) -> str:
-    """A weight's name without the prefix of the text model in a multimodal model."""
+    """The name of a weight without the prefix that a multimodal model gives its text model."""
     # The first prefix is from modules of transformers, the second from its files.
     if name.startswith(inner := "model.language_model."):
         return f"model.{name.removeprefix(inner)}"
@@ -101,7 +105,7 @@ def _text_name(name: str) -> str:
 
 
 def _check_tied_head(stored: Mapping[str, StoredWeight], config: TargetConfig) -> None:
-    """Refuse a tied target's files whose head differs from the embedding; an equal copy is fine."""
+    """Refuse a head that differs from the embedding of a target with tied weights."""
     if _HEAD not in stored or _EMBEDDING not in stored:
         return
     head, embedding = stored[_HEAD], stored[_EMBEDDING]

@@ -1,14 +1,15 @@
 """Finds the weights in PyTorch's `.bin` files without PyTorch.
 
-Since version 1.6 `torch.save` writes a zip archive: `data.pkl` describes the tensors, and each
+Since version 1.6, `torch.save` writes a zip archive: `data.pkl` describes the tensors, and each
 storage is an uncompressed record. So a weight can be read at its offset in the file, as in a
 safetensors file
 (https://github.com/pytorch/pytorch/blob/v2.9.0/docs/source/notes/serialization.rst).
 
-A pickle is a program that may call anything. This unpickler runs no code of `data.pkl`: it knows
-only the names in `_CALLS` and `_STORAGES`, for which it builds descriptions, and follows only the
-instructions that torch writes; a limit on the pickle's size bounds time and memory. Instructions:
-https://github.com/python/cpython/blob/3.12/Lib/pickletools.py; those that torch writes:
+A pickle is a program that may call anything. This unpickler runs no code of `data.pkl`. It knows
+only the names in `_CALLS` and `_STORAGES`, for which it builds descriptions, and only the
+instructions that torch writes. A limit on the size of the pickle bounds time and memory. The
+instructions are listed in https://github.com/python/cpython/blob/3.12/Lib/pickletools.py, and those
+that torch writes in
 https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
 """
 
@@ -25,7 +26,8 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.fields import reading
 from redrafter_jax.files.stored import ITEM_BYTES, StoredWeight
 
-# In bytes. A thousand weights take 0.1 MB; unpickling may take up to a hundred times the size.
+# Limit on the bytes of the pickle. A thousand weights take 0.1 MB; unpickling may take up to a
+# hundred times the size in memory.
 _LONGEST_PICKLE = 1 << 22
 _LOCAL_HEADER = 30
 # torch's classes of storages, and safetensors' names of their dtypes.
@@ -76,8 +78,8 @@ def read_torch_file(path: Path) -> dict[str, StoredWeight]:
     """The weights of a file of `torch.save` by name, without reading their contents.
 
     Raises:
-      InputError: the file is missing, truncated, of torch before 1.6 or big-endian; it does not
-        hold a dictionary of tensors, or one of them is not contiguous.
+      InputError: the file is missing, truncated, written by torch before 1.6 or big-endian; it does
+        not hold a dictionary of tensors; or a tensor is not contiguous.
     """
     with reading(path, "the model folder is incomplete"), path.open("rb") as file:
         return _read(path, file)
@@ -93,15 +95,18 @@ def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
     def content(name: str, longest: int) -> bytes:
         start, size = records[root + name]
         if size > longest:
-            raise InputError(f"{path} has {size} bytes of {name}; at most {longest} are allowed.")
+            raise InputError(
+                f"{path} has {size} bytes of {name}, above the limit of {longest}; save the model "
+                "as safetensors."
+            )
         file.seek(start)
         return file.read(size)
 
     # Files of torch before 2.1 do not state the byte order.
     if root + "byteorder" in records and content("byteorder", 16) != b"little":
         raise InputError(
-            f"{path} was not written by a little-endian machine; save it again on one, or as "
-            "safetensors."
+            f"{path} was written by a big-endian machine; save it again on a little-endian "
+            "machine, or as safetensors."
         )
     weights = _read_pickle(content("data.pkl", _LONGEST_PICKLE), path)
     if not isinstance(weights, dict):
@@ -124,7 +129,7 @@ def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error):
-        # torch before 1.6 wrote pickles of protocol 2 one after the other.
+        # torch before 1.6 wrote several pickles of protocol 2, one after the other.
         if magic == b"\x80\x02":
             raise InputError(
                 f"{path} is in the format of torch before 1.6; write it again where torch is "
@@ -205,7 +210,7 @@ class _RefusedError(Exception):
 
 
 class Name(NamedTuple):
-    """A name of `_CALLS` or `_STORAGES`; not a function, which would keep state from BUILD."""
+    """A name of `_CALLS` or `_STORAGES`; a function in its place could keep state from BUILD."""
 
     name: str
 
@@ -216,7 +221,7 @@ class Name(NamedTuple):
 
 
 class Dictionary(dict[Any, Any]):
-    """The result for both kinds of dictionaries, dict and OrderedDict."""
+    """The result for dict and for OrderedDict."""
 
     __slots__ = ()
 
@@ -224,10 +229,10 @@ class Dictionary(dict[Any, Any]):
         """Create an empty dictionary; without arguments, no call can copy an existing one."""
 
     def __setstate__(self, state: Any) -> None:
-        """Ignore the attributes of a state dictionary."""
+        """Ignore the state of a pickled dictionary."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set an item; only keys that are quick to hash are allowed, unlike nested tuples."""
+        """Set an item. Only keys that are quick to hash are allowed; nested tuples are not."""
         if type(key) not in (str, int):
             raise TypeError(f"a {type(key).__name__} as a key")
         if type(key) is int and not 0 <= key < 1 << 32:  # larger ones may share a hash
@@ -245,7 +250,10 @@ class _Dispatch(dict[int, Any]):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's unpickler; the memo of C's is an array whose length a file could choose."""
+    """Python's own unpickler.
+
+    The unpickler in C keeps its memo in an array whose length a file could choose.
+    """
 
     dispatch = _Dispatch(
         {

@@ -1,7 +1,7 @@
-"""`draft.yaml` in a drafter's folder: the fastest tree for each batch size and temperature.
+"""The file `draft.yaml` in a drafter's folder: the fastest tree per batch size and temperature.
 
-`python -m eval tune` measures the trees and writes the file. Its values hold for the device that it
-names.
+`python -m eval tune` measures the trees and writes the file. Its values hold for the device that
+the file names.
 """
 
 import math
@@ -37,10 +37,12 @@ class TunedTree(Checked):
       batch_size: number of rows that decode together.
       temperature: the sampling temperature; 0 is greedy.
       tree: the tree; None if no tree was faster than decoding without the drafter.
-      predicted_speedup: acceptance length divided by the measured cost of a step in baseline steps;
-        1 without a tree.
-      measured_speedup: speed-up of real decoding; 1 without a tree.
-      acceptance_length: tokens per target call in that measurement; None if unknown.
+      predicted_speedup: acceptance length divided by the measured cost of a step with the tree, in
+        steps without drafting; 1 without a tree.
+      measured_speedup: measured speed-up of decoding over decoding without the drafter; 1 without a
+        tree.
+      acceptance_length: tokens per target call when `measured_speedup` was measured; None if
+        unknown.
     """
 
     batch_size: Count
@@ -66,11 +68,11 @@ class TreeTable(Checked):
     trees: tuple[TunedTree, ...]
 
     def nearest(self, batch_size: int, temperature: float) -> TunedTree:
-        """The tree with the nearest batch size, and among those the nearest temperature.
+        """The tree of the nearest batch size, and for this batch size of the nearest temperature.
 
-        Batch sizes are compared by ratio, because a step's cost grows in proportion. Of two equally
-        near batch sizes the larger is taken, at which trees gain less; of two temperatures the
-        lower.
+        Batch sizes are compared by ratio, because the cost of a step grows in proportion. If two
+        batch sizes are equally near, the larger one is taken, at which trees gain less; if two
+        temperatures are, the lower one.
         """
         sizes = {tree.batch_size for tree in self.trees}
         size = min(sizes, key=lambda size: (abs(math.log(size / batch_size)), -size))
@@ -81,18 +83,19 @@ class TreeTable(Checked):
 def load_tree(
     drafter: str | Path, batch_size: int = 1, temperature: float = 0.0
 ) -> TreeConfig | None:
-    """The tree that `python -m eval tune` found fastest for a drafter, from its `draft.yaml`.
+    """Load the tree that `python -m eval tune` found fastest, from the `draft.yaml` of a drafter.
 
-    `generate` always uses this tree; given the whole table of `load_tree_table` instead, it falls
-    back to plain decoding when no tree is faster.
+    `generate` uses this tree in every step. If `generate` gets the whole table of `load_tree_table`
+    instead, it decodes without drafting while no tree is faster.
 
     Args:
       drafter: folder or hub id of the drafter, as `load_drafter` takes it.
-      batch_size: number of rows that will decode together; the table's nearest by ratio is used.
-      temperature: the sampling temperature; the table's nearest is used.
+      batch_size: number of rows that will decode together; the nearest batch size of the table, by
+        ratio, is used.
+      temperature: sampling temperature; the nearest temperature of the table is used.
 
     Returns:
-      The tree; None if no tree was faster than decoding without the drafter, which is
+      The tree; None if no tree was faster than decoding without the drafter. In this case call
       `generate(target, None, ...)`.
 
     Raises:
@@ -102,10 +105,10 @@ def load_tree(
 
 
 def load_tree_table(drafter: str | Path) -> TreeTable:
-    """The fastest trees of a drafter by batch size and temperature, from its `draft.yaml`.
+    """Load the fastest trees by batch size and temperature, from the `draft.yaml` of a drafter.
 
-    `generate`, `stream` and the engine take the table as `tree`: each step then uses the tree for
-    the number of decoding rows, or plain decoding while no tree is faster.
+    `generate`, `stream` and the engine take the table as `tree`. Each step then uses the tree for
+    the number of decoding rows, or drafts nothing while no tree is faster.
 
     Args:
       drafter: folder or hub id of the drafter, as `load_drafter` takes it.
@@ -116,16 +119,16 @@ def load_tree_table(drafter: str | Path) -> TreeTable:
     table = find_tree_table(drafter)
     if table is None:
         raise InputError(
-            f"{drafter} has no {TREE_TABLE}, which holds the tree for tree: auto; write one with "
-            "`python -m eval tune`, or give a tree."
+            f"{drafter} has no {TREE_TABLE}, from which `tree: auto` takes the tree; write this "
+            "file with `python -m eval tune`, or give a tree."
         )
     return table
 
 
 def find_tree_table(drafter: str | Path) -> TreeTable | None:
-    """The table of a drafter's folder or hub repository; None if it has none.
+    """Read the table in a drafter's folder or hub repository; None if there is none.
 
-    A drafter without a folder, such as "self:int4", has none.
+    A drafter without a folder, such as "self:int4", has no table.
 
     Raises:
       InputError: the file cannot be read, or does not hold a table of trees.
@@ -152,7 +155,7 @@ def find_tree_table(drafter: str | Path) -> TreeTable | None:
 
 
 def write_tree_table(path: Path, table: TreeTable) -> None:
-    """Write the table with a comment on its contents, replacing an existing file.
+    """Write the table with a comment that explains it; an existing file is replaced.
 
     Raises:
       InputError: the file cannot be written.

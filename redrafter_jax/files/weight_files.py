@@ -45,11 +45,11 @@ _DTYPE_NAMES = {str(dtype): name for name, dtype in READ_DTYPES.items() if name 
 
 
 def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWeight]:
-    """The weights of a model folder by name, from a single file or from the shards of an index.
+    """Find the weights of a model folder by name, in a single file or in the shards of an index.
 
-    Only headers are read. As in transformers, safetensors take precedence over PyTorch's `.bin`
-    files, which then repeat the same weights. Without both, the files named in `others` are read,
-    which some drafters use.
+    Only headers are read. If a folder holds both safetensors and PyTorch's `.bin` files, the
+    safetensors are read, as in transformers. If it holds neither, the files named in `others` are
+    read, which some drafters use.
 
     Raises:
       InputError: a file is missing or truncated, a folder has both a single file and an index, or
@@ -87,7 +87,7 @@ def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWe
 
 
 def _read_safetensors(path: Path) -> dict[str, StoredWeight]:
-    """The weights of a safetensors file by name; `safe_open` checks that the file is complete."""
+    """Find the weights of a safetensors file by name; `safe_open` checks that it is complete."""
     try:
         with (
             reading(path, _OTHERWISE),
@@ -120,7 +120,7 @@ def write_shard(
     Args:
       path: path of the file.
       weights: the weights to write.
-      dtype: dtype of unquantized weights; None for their own.
+      dtype: dtype of unquantized weights; None keeps the dtype of each weight.
       forms: formats of the weights to quantize, by name.
 
     Returns:
@@ -159,8 +159,8 @@ def same_weight(
     Args:
       ours: the written weight.
       theirs: the source weight.
-      dtype: as in `write_shard`.
-      form: the format to which the source was quantized; None if it was not.
+      dtype: dtype of unquantized weights, as in `write_shard`.
+      form: format to which the source was quantized; None if it was not quantized.
     """
     rows = zip(_rows(ours, None, None), _rows(theirs, dtype, form), strict=True)
     return all(
@@ -173,7 +173,7 @@ def same_weight(
 def _entries(
     weight: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Name, dtype and shape of each array that is written for a weight, in the order of `_rows`."""
+    """Name, dtype and shape of each array that is written for a weight."""
     if weight.scale is None and form is None:
         kept = weight.dtype if dtype is None or weight.dtype in TABLES else DTYPES[dtype]
         return [(weight.name, kept, weight.shape)]
@@ -189,7 +189,10 @@ def _entries(
 def _rows(
     weight: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield rows of the arrays to write, some at a time: numbers, or codes, scales and minima."""
+    """Yield rows of the arrays to write, some rows at a time, in the order of `_entries`.
+
+    The arrays are the numbers of a weight, or its codes, scales and minima.
+    """
     if weight.dtype in TABLES and weight.scale is None:
         yield (read_table(weight),)
         return
@@ -209,7 +212,7 @@ def _rows(
         if not np.isfinite(numbers).all():
             raise InputError(
                 f"{weight.path}: weight {weight.name!r} holds numbers that are not finite, which "
-                f"{form} cannot represent."
+                f"{form} cannot represent; use a model with finite weights."
             )
         codes, *groups = jax.device_get(compiled_quantize(jnp.asarray(numbers), form, 1))
         packed = pack(codes) if form == "int4" else codes
@@ -221,6 +224,7 @@ def _cast(weight: StoredWeight, numbers: np.ndarray, dtype: np.dtype) -> np.ndar
         cast = numbers.astype(dtype)
     if (np.isinf(cast) & ~np.isinf(numbers)).any():
         raise InputError(
-            f"{weight.path}: weight {weight.name!r} holds numbers beyond the range of {dtype}."
+            f"{weight.path}: weight {weight.name!r} holds numbers beyond the range of {dtype}; "
+            "give another dtype."
         )
     return cast

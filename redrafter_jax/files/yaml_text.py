@@ -1,4 +1,7 @@
-"""Parses YAML with numbers and dates as in YAML 1.2, without duplicate keys, to JSON's types."""
+"""Parses YAML to the types of JSON, with numbers and dates as in YAML 1.2.
+
+A duplicate key is an error.
+"""
 
 import json
 import re
@@ -8,13 +11,16 @@ import yaml
 
 
 class NotYamlError(ValueError):
-    """A text is not YAML, or holds values that JSON cannot hold; the message is one line."""
+    """The error for a text that is not YAML, or holds values that JSON cannot hold.
+
+    The message is one line.
+    """
 
 
 class _Loader(yaml.SafeLoader):
     """A SafeLoader that reads 3e-4 as a number and 2024-01-31 as a string, as in YAML 1.2.
 
-    Duplicate keys are errors, because the first of two sections with one name would be lost.
+    Duplicate keys are errors, because the first of two sections with the same name would be lost.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML requires this class attribute
@@ -23,7 +29,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Returns an int for integral values, so that `steps: 1e4` works."""
+        """Return an int for a whole number, so that `steps: 1e4` works."""
         number = self.construct_yaml_float(node)
         return int(number) if number.is_integer() else number
 
@@ -38,7 +44,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The next mapping, whose keys must differ; merge keys are resolved later."""
+        """Compose the next mapping, whose keys must differ; merge keys are resolved later."""
         node = super().compose_mapping_node(anchor)
         seen = set[tuple[str, str]]()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -62,7 +68,7 @@ def parse_yaml(text: str, *, aliases: bool = True) -> Any:
 
     Args:
       text: the YAML text.
-      aliases: whether aliases are allowed; a few can expand to more than the memory holds.
+      aliases: whether aliases are allowed; a few aliases can expand to more than the memory holds.
 
     Raises:
       NotYamlError: the text cannot be read, or holds values that JSON cannot hold.

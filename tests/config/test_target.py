@@ -42,9 +42,13 @@ def test_fields_that_contradict_each_other_are_refused(
     [
         (Llama3Scaling, (8.0, 4.0, 1.0, 64), r"factor is 1\.0; .* low_freq_factor=4\.0\.$"),
         (YarnScaling, (4.0, 64, 1.0, 1.0, 1.0), r"is 1\.0; .* greater than beta_slow=1\.0\.$"),
-        (LongRopeScaling, ((1.0,), (1.0, 2.0), 64, 1.0), r"long_factor holds 2 .* short_factor 1;"),
+        (
+            LongRopeScaling,
+            ((1.0,), (1.0, 2.0), 64, 1.0),
+            r"long_factor holds 2 .* short_factor holds 1;",
+        ),
         (LongRopeScaling, ((0.0,), (1.0,), 64, 1.0), r"short_factor holds 0\.0; .* than 0\.$"),
-        (LongRopeScaling, ((1.0,), (math.inf,), 64, 1.0), r"long_factor holds inf; its numbers"),
+        (LongRopeScaling, ((1.0,), (math.inf,), 64, 1.0), r"long_factor holds inf; all numbers"),
     ],
 )
 def test_numbers_of_scalings_that_contradict_each_other_are_refused(

@@ -66,7 +66,7 @@ def test_the_chain_of_the_whole_block_is_the_default() -> None:
 def test_a_mesh_that_does_not_divide_the_heads_is_refused(habitual_target: Target) -> None:
     shape = BlockConfig(24, 32, 1, 48, 3, 3, 8, 4, 5, context_layers=(0,))
     mesh = make_mesh(model=2)
-    words = "model=2, which does not divide the head's num_attention_heads of 3; 1 would"
+    words = "model=2, which does not divide the head's num_attention_heads of 3; give model=1"
     head, target = place(random_drafter(shape), mesh), place(habitual_target, mesh)
     with pytest.raises(InputError, match=re.escape(words)):
         generate(target, head, PROMPTS, max_new_tokens=2)

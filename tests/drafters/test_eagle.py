@@ -57,7 +57,7 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused(habitual_target: Targe
     shape = EagleConfig(24, 32, "3", 32, 48, 3, 3, 8, context_layers=(0,))
     mesh = make_mesh(model=2)
     head = place(random_drafter(shape), mesh)
-    words = "model=2, which does not divide the EAGLE head's num_attention_heads of 3; 1 would"
+    words = "model=2, which does not divide the EAGLE head's num_attention_heads of 3; give model=1"
     with pytest.raises(InputError, match=re.escape(words)):
         generate(place(habitual_target, mesh), head, PROMPTS, max_new_tokens=2)
 

@@ -273,7 +273,11 @@ OTHER = tiny_config(vocab_size=25)
         (None, TreeConfig(25, 2), ["beam_width is 25, more than the 24 tokens"]),
         (None, TreeConfig(2, 2, candidates=25), ["candidates is 25, more than the 24 tokens"]),
         (None, TreeConfig(2, 2, num_nodes=30, rerank=True), ["num_nodes is 30", "at most 25"]),
-        (None, TreeConfig(2, 2, static_tree=True), ["by rank, and this is a model", "leave it"]),
+        (
+            None,
+            TreeConfig(2, 2, static_tree=True),
+            ["by rank, and this is a model", "leave static_tree"],
+        ),
         (
             tiny_config(max_position_embeddings=4),
             TreeConfig(1, 4),

@@ -157,7 +157,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # What the weights do not bear out.
     ("specforge", {"fc_norm": True}, "no weight 'fc_norm.0.weight'; the model is incomplete"),
     ("specforge_fc_norm", {"fc_norm": False}, "'fc_norm.0.weight' and 2 more, for which"),
-    ("safeailab_1_qkv_bias", {"bias": False}, "'fc.bias', for which the model .* has no place"),
+    ("safeailab_1_qkv_bias", {"bias": False}, "'fc.bias', which the model .* does not have"),
     ("specforge", {"attention_bias": True}, "no weight 'midlayer.self_attn.q_proj.bias'"),
     ("specforge", {"intermediate_size": 32}, r"has shape \(16, 24\).* asks for \(16, 32\)"),
     ("deepspec", {"draft_vocab_size": 30}, "draft_vocab_size is 30, .* no table 'd2t'"),
@@ -201,7 +201,7 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         ),
         (
             lambda weights: weights.update(mask_hidden=np.zeros((1, D), np.float32)),
-            "holds the weight 'mask_hidden', for which the model",
+            "holds the weight 'mask_hidden', which the model",
         ),
     ],
 )

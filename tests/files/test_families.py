@@ -137,7 +137,7 @@ def test_fields_of_published_files_that_change_nothing_are_no_obstacle(
             r"model_type 'gpt2'; this version reads 'llama', 'mistral', 'q",
         ),
         ({"model_type": ["llama"]}, r"model_type \['llama'\]; "),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000; the most is 10000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000; at most 10000"),
         ({"architectures": ["LlamaForTokenClassification"]}, "for model_type 'llama' only 'Llama"),
         ({"mlp_bias": True}, "mlp_bias=True; .*False"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'; .*'silu'"),

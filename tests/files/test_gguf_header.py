@@ -61,7 +61,7 @@ LIES = [
         b"<html>Not found</html>",
         "is not a GGUF file: it begins with b'<htm', not b'GGUF'; ",
     ),
-    (b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer, not the file that it"),
+    (b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer, not the file itself"),
     (b"GG", "is not a GGUF file"),
     (b"GGUF", "is cut short: it should have 8 bytes or more and has 4; download it again"),
     (header(version=1), "is GGUF version 1, or big-endian; supported are little-endian"),
@@ -69,15 +69,21 @@ LIES = [
     # Counts and lengths that no file could hold.
     (header(values=HUGE), "is cut short"),
     (header(tensors=HUGE), "is cut short"),
-    (header(1) + struct.pack("<Q", HUGE), f"states a string of length {HUGE}; the most is"),
+    (header(1) + struct.pack("<Q", HUGE), f"states a string of length {HUGE}, above the limit of"),
     (header(1) + struct.pack("<Q", 2**24), "is cut short: it should have 16,777,248 bytes"),
-    (header(1) + value(9, struct.pack("<IQ", 0, HUGE)), f"states an array of length {HUGE}; the"),
+    (
+        header(1) + value(9, struct.pack("<IQ", 0, HUGE)),
+        f"states an array of length {HUGE}, above the",
+    ),
     (header(1) + value(9, struct.pack("<IQ", 12, 2**24)), "is cut short: it should have 134,"),
     (header(1) + value(9, struct.pack("<IQ", 8, 2**24)), "is cut short"),
     (header(0, 1) + tensor((2**40, 2**40)), "is cut short"),
     (header(0, 1) + tensor((2**62, 8)), "is cut short"),
     (header(0, 1) + tensor((32,), offset=HUGE), "is cut short"),
-    (header(0, 1) + string(b"a") + struct.pack("<I", 2**31), "has 2147483648 axes; the most is 4"),
+    (
+        header(0, 1) + string(b"a") + struct.pack("<I", 2**31),
+        "has 2147483648 axes, above the limit of 4",
+    ),
     # Contradictions.
     (header(1) + value(99, b""), "holds a value of type 99 at byte .*, which GGUF does not define"),
     (header(1) + value(9, struct.pack("<IQ", 9, 1)), "holds a value of type 9"),
@@ -168,7 +174,7 @@ def test_parts_that_do_not_belong_together(
 def test_a_part_under_another_name_asks_for_its_own(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", {}, TENSORS, tensors_per_part=1)
     path = sorted(tmp_path.iterdir())[0].rename(tmp_path / "other.gguf")
-    with pytest.raises(InputError, match="is one of 2 parts; rename it so that it ends in -00001"):
+    with pytest.raises(InputError, match=r"is one of 2 parts; put all parts .* end in -00001"):
         read_header(path)
 
 

@@ -88,7 +88,7 @@ def test_what_a_file_states_of_the_layer_counts(tmp_path: Path) -> None:
         ("mlp", {"hydra_num_layers": 2}, "hydra_num_layers is 2, but the files hold 1 blocks"),
         ("mlp_deep", {"hydra_num_layers": 2}, "hydra_num_layers is 2, but the files hold 3 blocks"),
         ("mlp", {"hydra_num_heads": 6}, "no weight 'hydra_mlp.5.0.linear.bias'"),
-        ("mlp", {"hydra_num_heads": 4}, "'hydra_lm_head.4.bias' and 5 more, for which the model"),
+        ("mlp", {"hydra_num_heads": 4}, "'hydra_lm_head.4.bias' and 5 more, which the model"),
         ("mlp", {"grounded_heads": False}, r"has shape \(16, 32\).* asks for \(16, 16\)"),
         ("mlp_ungrounded", {"grounded_heads": True}, "no weight 'hydra_mlp.0.0.linear.bias'"),
         ("mlp", {"hydra_num_heads": ...}, "does not state 'hydra_head_arch'|model_type"),

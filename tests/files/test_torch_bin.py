@@ -163,7 +163,7 @@ def test_a_weight_must_lie_in_one_piece_of_its_storage(
 def test_archives_of_something_else(tmp_path: Path) -> None:
     described = {"data.pkl": dumps(OrderedDict())}
     for records, compression, sentence in (
-        (described | {"byteorder": b"big"}, 0, "not written by a little-endian machine; save it"),
+        (described | {"byteorder": b"big"}, 0, "was written by a big-endian machine; save it"),
         ({"other/data.pkl": b""}, 0, r"a zip archive, but not one of torch\.save"),
         (described, zipfile.ZIP_DEFLATED, r"holds archive/data\.pkl compressed, which torch\.save"),
     ):

@@ -254,9 +254,12 @@ def test_a_mesh_of_other_axes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_attention_heads": 6, "num_key_value_heads": 6}, "num_attention_heads of 6; 2 would"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads of 2; 2 would"),
-        ({"intermediate_size": 50}, "intermediate_size of 50; 2 would"),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 6},
+            "num_attention_heads of 6; give model=2",
+        ),
+        ({"num_key_value_heads": 2}, "num_key_value_heads of 2; give model=2"),
+        ({"intermediate_size": 50}, "intermediate_size of 50; give model=2"),
     ],
 )
 def test_heads_that_cannot_be_divided(changes: dict[str, int], words: str, tmp_path: Path) -> None:

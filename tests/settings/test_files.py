@@ -83,7 +83,7 @@ def test_a_date_is_a_string_and_yes_is_true_where_that_is_asked_for(tmp_path: Pa
         ("size.more.rate=3", "names a key within a value that has no keys"),
         (
             "inner.names.0=a",
-            "a list entry that does not exist; give an existing path, in which entries count from 0",
+            "a list entry that does not exist; give an existing path, in which entries count from",
         ),
         ("spares.one.rate=1", "a list entry that does not exist"),
         ("spares.-1.rate=1", "a list entry that does not exist"),

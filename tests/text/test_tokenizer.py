@@ -143,5 +143,7 @@ def test_a_tokenizer_of_transformers_is_loaded_from_a_folder_or_a_gguf_file(
     # And from a loaded target, but not from one that was made otherwise.
     target = load_target(path, "float32")
     assert load_tokenizer(target).encode("the house") == loaded.encode("the house")
-    with pytest.raises(InputError, match="was not loaded from files; give the path"):
+    with pytest.raises(
+        InputError, match="was not loaded from files, so it has no tokenizer; give the path"
+    ):
         load_tokenizer(random_target(config))
