@@ -11,16 +11,14 @@ from redrafter_jax.text.tool_styles import STYLES
 
 
 def encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
-    """Token ids of a chat request's prompt, as a list with one row.
+    """Tokenize the prompt of a chat request; the result is a list with one row.
 
     Raises:
       ApiError: the chat template does not support a part of the request.
     """
     model = service.model
     if model.format.template is NO_TEMPLATE:
-        raise ApiError(
-            400, f"{model.name} has no chat template; ask /v1/completions to continue a text."
-        )
+        raise ApiError(400, f"{model.name} has no chat template; send the text to /v1/completions.")
     template, arguments = model.format.template, request.chat_template_kwargs
     turns = [turn.turn for turn in request.messages]
     if not template.thinks and any("reasoning_content" in turn for turn in turns):
@@ -44,13 +42,13 @@ def encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
 
 
 def _check_tools(model: ServedModel, request: ChatRequest, turns: list[dict[str, Any]]) -> None:
-    """Refuse tools if the template does not write them, or if their calls cannot be recognised."""
+    """Refuse tools if the template cannot write them, or if calls of tools cannot be recognised."""
     of_tools = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
     for field, given in (("tools", request.offered), ("messages", of_tools)):
         if given and not model.format.template.tools:
             raise ApiError(
                 400,
-                f"The chat template of {model.name} does not support tools; leave them out, or "
+                f"The chat template of {model.name} does not support tools; leave tools out, or "
                 "start the server with another --chat-template.",
                 field=field,
             )

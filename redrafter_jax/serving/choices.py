@@ -28,7 +28,7 @@ class Spelling(NamedTuple):
 
     @property
     def escaped(self) -> str:
-        """The text, or for incomplete characters the bytes in OpenAI's notation."""
+        """The text; for incomplete characters, the bytes in the notation of OpenAI's API."""
         if UNDECODABLE not in self.text:
             return self.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
@@ -38,12 +38,12 @@ class Piece(NamedTuple):
     """The part of an answer that one step adds.
 
     Attributes:
-      text: the text that later tokens cannot change.
-      tokens: the tokens that were decided.
+      text: new text of the answer, which later tokens cannot change.
+      tokens: new tokens of the answer.
       finish: the reason why the answer ends here; None while it goes on.
-      speculation: counts of the whole answer's drafts, if the answer ends here; else None.
-      prompt: in the first piece, the prompt's tokens from the second on, if the request asks for
-        their log-probabilities.
+      speculation: counts of drafts over the whole answer, if the answer ends here; None otherwise.
+      prompt: tokens of the prompt from the second on, in the first piece and if the request asks
+        for log-probabilities of the prompt.
     """
 
     text: str
@@ -62,7 +62,7 @@ class Choice:
       stop: strings that end the answer.
       gap: text that the chat template writes between the opening of an answer and its text; it is
         left out.
-      spell: the function from a token id to its spelling; by default that of the tokenizer.
+      spell: function from a token id to its spelling; by default the spelling of the tokenizer.
       min_tokens: number of tokens before stop strings are looked for.
     """
 
@@ -84,7 +84,7 @@ class Choice:
         self.ended = False
 
     def take(self, event: Event) -> Piece:
-        """The piece that an event adds to the answer; a stop string ends the answer.
+        """Return the piece that an event adds to the answer; a stop string ends the answer.
 
         Raises:
           InputError: the target's scores are not finite, the grammar has failed, or the tokenizer
@@ -92,8 +92,8 @@ class Choice:
         """
         if event.ended == "not numbers":
             raise InputError(
-                "The target's scores are NaN or infinite, so there is no answer; the server's log "
-                "says why."
+                "The target's scores are NaN or infinite, so it cannot choose a token; the log of "
+                "the server has the details."
             )
         if event.ended == "grammar":
             raise InputError("The grammar is too complex for llguidance; give a simpler one.")
@@ -141,10 +141,10 @@ class Choice:
 
 
 def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[[int], Spelling]:
-    """The function from a token id to its spelling within a text.
+    """Return the function from a token id to its spelling within a text.
 
-    Some decoders spell the first token of a text differently. Special tokens and end tokens have a
-    text but no bytes.
+    Some decoders spell the first token of a text differently, so tokens are spelled after another
+    one. Special tokens and end tokens have a text but no bytes.
     """
     silent = {*special_tokens(tokenizer), *ends}
 
@@ -164,9 +164,9 @@ def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[
 
 
 def _raw_bytes(entry: str) -> bytes | None:
-    """The bytes of a vocabulary entry that encodes bytes; None for other entries.
+    """The bytes that a vocabulary entry stands for; None for entries of another kind.
 
-    SentencePiece writes a byte as `<0xE2>`, and GPT-2 writes a character for each byte.
+    SentencePiece writes a byte as `<0xE2>`, and GPT-2 writes one character for each byte.
     """
     if named := re.fullmatch("<0x([0-9A-Fa-f]{2})>", entry):
         return bytes.fromhex(named[1])

@@ -19,29 +19,31 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_biases(value: Any) -> Any:
-    """Biases by token, whose numbers JSON spells as texts."""
+    """Convert biases by token id; JSON writes the ids as strings."""
     if not isinstance(value, dict):
         return value
     if wrong := next((name for name in value if not (str(name).isdecimal())), None):
-        raise ValueError(f"{wrong!r:.80} is no token; give the number of one as a string")
+        raise ValueError(f"{wrong!r:.80} is not a token id; give the id as a string of digits")
     return {int(name): bias for name, bias in value.items()}
 
 
 class DecodingFields(Fields):
-    """The fields that all kinds of request share.
+    """The fields that requests of all kinds share.
+
+    `top_p`, `top_k`, `min_p`, the penalties, `logit_bias` and `min_tokens` have the meaning that
+    `SamplingConfig` documents. Extensions are fields that OpenAI's API lacks; `repetition_penalty`
+    and `min_tokens` are extensions too.
 
     Attributes:
-      model: the name that /v1/models gives.
-      temperature: temperature and filters of `SamplingConfig`; 1 by default, as in OpenAI's API.
-      seed: seed of the first choice's noise; choice i is drawn with seed + i. Random by default.
-      presence_penalty: penalties, biases and `min_tokens` of `SamplingConfig`; the last one and
-        `repetition_penalty` are not OpenAI's.
-      ignore_eos: let `stop` alone end an answer, and not what ends the target's texts. Not
-        OpenAI's.
-      stop: texts that end an answer; one that is a special token ends it too.
-      stream: send the answer as it is decided, by server-sent events.
-      priority: requests with a lower one are taken in first. Not OpenAI's; vLLM's.
-      speculation: False decodes without a drafter; the text is the same. Not OpenAI's.
+      model: the name that /v1/models returns.
+      temperature: temperature of `SamplingConfig`; 1 by default, as in OpenAI's API.
+      ignore_eos: whether the target's end tokens leave an answer unfinished, so that only `stop`
+        and the limit on new tokens end it. An extension.
+      seed: seed of the first choice; choice i has the seed `seed + i`. Random by default.
+      stop: strings that end an answer; a string may be a special token.
+      stream: whether to send the answer while it is decoded, as server-sent events.
+      priority: requests with a lower priority are admitted first. An extension, as in vLLM.
+      speculation: False decodes without a drafter; the text is the same. An extension.
     """
 
     labels: ClassVar[frozenset[str]] = frozenset(
@@ -49,7 +51,7 @@ class DecodingFields(Fields):
             "user",
             "metadata",
             "safety_identifier",
-            # Hints to providers who charge for caches; here they are reused unasked.
+            # Hints for providers that charge for cached prompts; here prompts are cached anyway.
             "prompt_cache_key",
             "prompt_cache_retention",
             "prompt_cache_options",
@@ -59,7 +61,7 @@ class DecodingFields(Fields):
     off: ClassVar[Values] = {
         "service_tier": ("auto", "default"),
         "store": (False,),
-        # Of other servers' APIs.
+        # Fields of other servers' APIs.
         "top_k": (0, -1),
         "length_penalty": (1,),
         "stop_token_ids": ([],),

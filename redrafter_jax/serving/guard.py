@@ -19,8 +19,8 @@ class Guard:
     Args:
       app: the application that answers accepted requests.
       api_key: the key that requests must send; None for no key.
-      hosts: allowed host names in requests, without a port; None for any. They prevent DNS
-        rebinding, in which the name of another site points to this machine.
+      hosts: host names, without a port, that requests may name; None allows any. The check prevents
+        DNS rebinding, in which the name of another site points to this machine.
       max_body: limit on the bytes of a request's body.
       on_refusal: function that is called with the path and the error of a refused request.
     """
@@ -72,9 +72,9 @@ class Guard:
         await self._app(scope, receive_within_limit, send)
 
     def end(self, seconds: float) -> None:
-        """Refuse requests whose bodies are incomplete after `seconds`, because the server ends.
+        """Refuse requests whose bodies are still incomplete after `seconds`.
 
-        Call it in the server's event loop.
+        The server calls this in its event loop when it ends.
         """
         self._read_until = asyncio.get_running_loop().time() + seconds
         for limit in self._reading:

@@ -1,4 +1,4 @@
-"""Jobs turn an HTTP request into requests of the engine, and the engine's events into text."""
+"""Jobs: an HTTP request becomes requests of the engine, and their events become text."""
 
 import asyncio
 import math
@@ -36,12 +36,13 @@ class Job:
       event_queue: the queue of the engine's events.
       choices: the choices, by their index in the request.
       seed: seed of the first choice.
-      prompt_tokens: number of tokens of all prompts.
+      prompt_tokens: number of tokens of all prompts together.
       choices_each: number of choices per prompt.
       began: arrival time of the request on the monotonic clock, in seconds.
-      cached_tokens: number of the prompts' tokens that were cached when their first choices began.
+      cached_tokens: number of prompt tokens that were already cached when the first choice of each
+        prompt began.
       completion_tokens: number of tokens decided so far.
-      outcome: the outcome; "client_gone" until another one is known.
+      outcome: how the request ended; "client_gone" until the outcome is known.
     """
 
     service: Service
@@ -57,7 +58,7 @@ class Job:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Counts of tokens, as answers state them."""
+        """The counts of tokens, in the form in which answers state them."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -107,7 +108,7 @@ class Job:
             raise ApiError(500, str(error)) from None
 
     def end(self) -> None:
-        """Cancel unfinished choices, and count the tokens."""
+        """Cancel unfinished choices, and add the tokens to the metrics."""
         self.service.worker.cancel(self.event_queue)
         self.service.metrics.completion_tokens.inc(self.completion_tokens)
 
@@ -141,7 +142,7 @@ class _Times:
 
 
 def check(service: Service, request: BaseRequest) -> None:
-    """Raises `ApiError` for a request that can be refused before its prompts are tokenized."""
+    """Refuse a request with `ApiError` if it can be refused before its prompts are tokenized."""
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
         raise server_ends()
@@ -165,8 +166,8 @@ def check(service: Service, request: BaseRequest) -> None:
         if (top or 0) > limits.max_logprobs:
             raise ApiError(
                 400,
-                f"{field} is {top}, but this server tells {limits.max_logprobs} at most; ask for "
-                f"fewer, or start it with --max-logprobs {top}.",
+                f"{field} is {top}, but this server returns {limits.max_logprobs} at most; ask for "
+                f"fewer, or start the server with --max-logprobs {top}.",
                 field=field,
             )
     if (token := max(request.logit_bias, default=0)) >= service.worker.vocab_size:
@@ -185,10 +186,10 @@ async def start_job(
     began: float,
     gap: str = "",
 ) -> Job:
-    """Submit a request that passed `check` to the engine.
+    """Submit to the engine a request that has passed `check`.
 
     Each of its prompts, given as token ids, gets `request.n` choices. The deadline counts from
-    `began` on the monotonic clock; `gap` is as in `Choice`.
+    `began`, a time of the monotonic clock. `gap` is the text that `Choice` leaves out.
 
     Raises:
       ApiError: the request does not fit, the queue is full, or the engine has ended.
@@ -227,7 +228,7 @@ async def start_job(
     ]
     tokenizer, spell = service.model.format.tokenizer, service.spell
     if request.offered and service.model.tools is not None:
-        tokenizer = service.model.tools.tokenizer  # it decodes the marks of calls too
+        tokenizer = service.model.tools.tokenizer  # also decodes the marks of calls
     least = request.min_tokens
     choices = [Choice(tokenizer, one.prompt, strings, gap, spell, least) for one in requests]
     try:
@@ -246,7 +247,7 @@ async def start_job(
 
 
 def _compile(service: Service, request: BaseRequest) -> CompiledGrammar | None:
-    """The compiled grammar of the answer, if any; compiling a large schema takes a second."""
+    """Compile the grammar of the answer; None without one. A large schema takes a second."""
     if request.form is None:
         return None
     field, grammar = request.form
@@ -299,6 +300,6 @@ def _deadline_exceeded(seconds: float) -> ApiError:
     return ApiError(
         504,
         f"The answer was not complete after {seconds:g} seconds, the server's limit; ask for fewer "
-        "tokens, or again when the server is less busy.",
+        "tokens, or send the request again when the server is less busy.",
         code="deadline_exceeded",
     )

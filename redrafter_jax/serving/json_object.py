@@ -34,7 +34,7 @@ class JsonObject:
         self._values: dict[str, Any] = {}
 
     def push(self, text: str, begin: int) -> int:
-        """Read `text` from `begin` on; returns the index where the object or text ends."""
+        """Read `text` from index `begin` on; return the index where the object or the text ends."""
         shift, at = self.length - begin, begin
         while at < len(text) and not self.ended:
             if self._in_string:
@@ -47,7 +47,7 @@ class JsonObject:
             at = found.start() if found else len(text)
             if not found:
                 break
-            if found[0] == ":":  # the key before it is read next
+            if found[0] == ":":  # the text before it is a key
                 self._write(text, at, shift)
             if not self._take_mark(found[0], at + shift):
                 self.broken = True
@@ -63,14 +63,14 @@ class JsonObject:
         self.length = end + shift
 
     def part(self, begin: int, end: int) -> str:
-        """The object's text between two indices."""
+        """The text of the object between two indices."""
         self._text.seek(begin)
         return self._text.read(max(0, end - begin))
 
     def span(self, key: str) -> tuple[int, int] | None:
-        """Start and end of a key's value in the text read so far; None if it has not begun.
+        """The start and the end of a key's value in the text read so far; None if it has not begun.
 
-        The end is exclusive; an unfinished value ends where the text ends.
+        The end is exclusive. An unfinished value ends where the text ends.
         """
         begin, end = self._spans.get(key, (None, None))
         return None if begin is None else (begin, self.length if end is None else end)
@@ -88,7 +88,7 @@ class JsonObject:
         return self._values[key]
 
     def _take_string(self, text: str, at: int) -> int:
-        """Read on within a string; returns the index after what was read."""
+        """Read on within a string; return the index after the part that was read."""
         if self._escaped:
             self._escaped = False
             return at + 1
@@ -100,7 +100,7 @@ class JsonObject:
         return found.end()
 
     def _take_mark(self, mark: str, at: int) -> bool:
-        """Read a character outside of strings; returns whether JSON allows it."""
+        """Read a character outside of strings; return whether JSON allows it here."""
         match mark:
             case '"':
                 self._in_string = True
@@ -126,7 +126,7 @@ class JsonObject:
         return True
 
     def _end_value(self, at: int) -> None:
-        """End the current key's value at an index, unless it has ended before."""
+        """End the value of the current key at an index, unless it has already ended."""
         self._awaits = False
         if self._key in self._spans:
             begin, end = self._spans[self._key]

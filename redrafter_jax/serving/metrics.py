@@ -18,7 +18,7 @@ _GAINED = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10)
 
 
 class Metrics(RequestCounts, Collector):
-    """Counts and times since the server's start, and the engine's counts at the time of reading."""
+    """Counts and times since the start of the server, and counts that are read from the engine."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -28,18 +28,19 @@ class Metrics(RequestCounts, Collector):
         histogram = partial(Histogram, buckets=_SECONDS, **named)
         self.completion_tokens = count("completion_tokens", "Tokens of answers.")
         self.queue = histogram(
-            "queue_seconds", "From a request to the admission of its prompt into a slot."
+            "queue_seconds", "Seconds from a request to the admission of its prompt into a slot."
         )
         self.first_token = histogram(
             "time_to_first_token_seconds",
-            "From a request to the first token of an answer, the queue included.",
+            "Seconds from a request to the first token of an answer, the queue included.",
         )
         self.output_token = histogram(
-            "time_per_output_token_seconds", "Seconds per token after the first, of one answer."
+            "time_per_output_token_seconds",
+            "Seconds per token of one answer after its first token.",
         )
         self.acceptance_length = histogram(
             "acceptance_length",
-            "Of an answer, tokens gained per target call after prefill.",
+            "Tokens of an answer gained per target call after prefill.",
             buckets=_GAINED,
         )
         self._registry.register(self)
@@ -52,15 +53,15 @@ class Metrics(RequestCounts, Collector):
             ("waiting_requests", "Requests that wait for a slot.", engine.waiting),
             ("cache_pages", "Pages of the cache.", engine.pages),
             ("cache_page_tokens", "Tokens that a page of the cache holds.", PAGE),
-            ("cache_pages_used", "Pages that running requests have.", engine.pages_used),
+            ("cache_pages_used", "Cache pages that running requests use.", engine.pages_used),
             (
                 "cache_usage",
-                "Share of the cache's pages that running requests have, from 0 to 1.",
+                "Share of the cache pages that running requests use, from 0 to 1.",
                 engine.pages_used / engine.pages,
             ),
             (
                 "compiled_after_warm_up",
-                "Programs that were compiled since the warm-up; more than 0 is a fault.",
+                "Programs that were compiled after the warm-up; a value above 0 is a fault.",
                 sums.compiled,
             ),
         ):
@@ -68,36 +69,37 @@ class Metrics(RequestCounts, Collector):
         for name, text, value in (
             (
                 "target_calls",
-                "Target calls, each counted for every row decoded.",
+                "Target calls, counted once for every row decoded.",
                 sums.target_calls,
             ),
             (
                 "drafted_calls",
-                "Target calls that had a draft to verify, each counted for every row decoded.",
+                "Target calls with a draft to verify, counted once for every row decoded.",
                 sums.drafted_calls,
             ),
             (
                 "gained_tokens",
-                "Tokens gained by target calls; over target_calls it is the acceptance length.",
+                "Tokens gained by target calls; divided by target_calls, the acceptance length.",
                 sums.gained,
             ),
             (
                 "preemptions",
-                "Times that a request gave up its slot, to go on later, because pages ran out.",
+                "Number of times that a request lost its slot because cache pages ran out.",
                 engine.preemptions,
             ),
             ("steps", "Decode steps, whatever their number of rows.", sums.steps),
             ("prompt_tokens", "Prompt tokens of requests that got a slot.", sums.prompt_tokens),
             (
                 "reused_prompt_tokens",
-                "Prompt tokens that were in a cache already.",
+                "Prompt tokens that were already in the cache.",
                 sums.reused_tokens,
             ),
         ):
             yield CounterMetricFamily(f"{NAME}_{name}", text, value)
-        # Labels that may occur have a value from the start, or rates would miss their first counts.
+        # Labels that may occur have a value from the start, because rates would otherwise miss
+        # their first counts.
         depths = range(1, engine.longest_path)
-        # Drafters that have drafted too: a grammar proposes only for requests that have one.
+        # Other drafters get a label once they have drafted: a grammar, if a request has one.
         by = dict.fromkeys((*engine.drafted_by, *+sums.drafted))
         for name, text, label, counts in (
             (
@@ -108,13 +110,13 @@ class Metrics(RequestCounts, Collector):
             ),
             (
                 "accepted_tokens",
-                "Drafted tokens that the target chose too.",
+                "Drafted tokens that the target accepted.",
                 "drafter",
                 {drafter: sums.accepted[drafter] for drafter in by},
             ),
             (
                 "accepted_tokens_at_depth",
-                "Drafted tokens that the target chose too, by their depth in the tree, from 1 on.",
+                "Drafted tokens that the target accepted, by their depth in the tree, from 1 on.",
                 "depth",
                 {str(depth): sums.accepted_at[depth] for depth in depths},
             ),

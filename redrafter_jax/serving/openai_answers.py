@@ -22,11 +22,11 @@ _LOWEST = -9999.0
 
 
 class Answer(ABC):
-    """The objects of one request's answer.
+    """The JSON objects of the answer to one request.
 
     Attributes:
-      id: its identifier.
-      done: the last event of a stream, which is no object.
+      id: identifier of the answer.
+      done: last event of a stream, which is not a JSON object.
     """
 
     prefix: str
@@ -61,24 +61,24 @@ class Answer(ABC):
         self._speculation = Speculation()
 
     def opening(self, index: int) -> list[dict[str, Any]]:
-        """The chunks of a stream before a choice's first token."""
+        """The chunks of a stream that precede the first token of a choice."""
         del index
         return []
 
     def chunks(self, index: int, piece: Piece, offset: int) -> list[dict[str, Any]]:
-        """The chunks of what a step adds to a choice, `offset` characters into its text."""
+        """The chunks for a piece of a choice, which begins `offset` characters into its text."""
         content = self._content(index, piece, whole=False)
         return [self._chunk([self._choice(index, piece, offset, content)])]
 
     def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
-        """The last chunks, after all choices have ended."""
+        """The last chunks of a stream, after all choices have ended."""
         if not self._include_usage:
             return []
         told = {"usage": usage | self._usage_details()}
         return [self._chunk([]) | told | self._all_metrics()]
 
     def failure(self, error: ApiError) -> dict[str, Any]:
-        """The last chunk of a stream that cannot go on."""
+        """The last chunk of a stream that fails."""
         return error.body()
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Answer(ABC):
         }
 
     def _prompt_entry(self, token: PromptToken) -> dict[str, Any]:
-        """Log-probabilities of the likeliest tokens and of the prompt's own token, by id."""
+        """The log-probabilities of the likeliest tokens and of the prompt's token, by id."""
         ranked = [(*pair, rank) for rank, pair in enumerate(token.top[: self._prompt_top], start=1)]
         return {
             str(id): {
@@ -152,7 +152,7 @@ class Answer(ABC):
         return {}
 
     def _finish(self, index: int, piece: Piece) -> str | None:
-        """Why the choice ends here, as the API words it."""
+        """The reason why the choice ends here, in the words of the API; None while it goes on."""
         del index
         return piece.finish
 
@@ -204,7 +204,7 @@ class ChatAnswer(Answer):
         return [self._chunk([choice])]
 
     def _of_prompts(self, read: list[list[Any]], told: dict[str, Any]) -> dict[str, Any]:
-        """The prompt's log-probabilities beside the choices, because a chat has one prompt."""
+        """The prompt's log-probabilities, beside the choices, because a chat has one prompt."""
         del told
         return {"prompt_logprobs": read[0]}
 
@@ -222,7 +222,7 @@ class ChatAnswer(Answer):
         return {"delta": told if any(told.values()) or piece.tokens else {}}
 
     def _said(self, index: int, piece: Piece) -> tuple[str, list[Part]]:
-        """The reasoning that a piece adds, and then its texts and pieces of calls."""
+        """The reasoning that a piece adds, followed by its texts and its pieces of calls."""
         reasoning, text = "", piece.text
         if self._splits is not None:
             reasoning, text = _split(self._splits[index], piece)
@@ -270,7 +270,7 @@ def _split(split: ReasoningSplit, piece: Piece) -> tuple[str, str]:
 
 
 def _call(piece: CallPiece, whole: bool) -> dict[str, Any]:
-    """The JSON object of a tool call or of a piece of one."""
+    """The JSON object of a tool call, or of a piece of a tool call."""
     place = {} if whole else {"index": piece.number}
     function = {"arguments": piece.arguments}
     if piece.name is None:
@@ -304,5 +304,5 @@ class CompletionAnswer(Answer):
         """Log-probabilities of the likeliest tokens, best first, and of the chosen token."""
         log_probs: dict[str, float] = {}
         for other, log_prob in [*token.top[: self._top], (token.id, token.log_prob)]:
-            log_probs.setdefault(self._spell(other).escaped, log_prob)  # two may read alike
+            log_probs.setdefault(self._spell(other).escaped, log_prob)  # two tokens may read alike
         return log_probs

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, and those for monitoring the server."""
+"""The routes of OpenAI's API, and the routes for monitoring the server."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_app(service: Service, *, log_prompts: bool = False) -> FastAPI:
-    """The ASGI application; with `log_prompts` it also logs prompts."""
+    """Build the ASGI application; with `log_prompts`, the prompts of requests are logged."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncGenerator[None]:
@@ -133,7 +133,7 @@ def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:
 
 
 def _echoes(service: Service, request: BaseRequest) -> list[str]:
-    """The prompts' texts, one per choice, if choices repeat their prompts; else empty."""
+    """The text of the prompt for each choice, if answers repeat their prompts; empty otherwise."""
     if not (isinstance(request, CompletionRequest) and request.echo):
         return []
     texts = [
@@ -144,7 +144,7 @@ def _echoes(service: Service, request: BaseRequest) -> list[str]:
 
 
 async def _answer(job: Job, answer: Answer, request: BaseRequest, http: Request) -> Response:
-    """The response to a submitted request: a stream, or the whole answer once it is complete."""
+    """Respond to a submitted request, with a stream or with the whole complete answer."""
     echoes = _echoes(job.service, request)
 
     def ended() -> None:
@@ -193,7 +193,7 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
 class _EventStream(StreamingResponse):
     """Server-sent events for a client that may leave, or stop reading, at any time.
 
-    `on_end` is called once nothing more is sent, for any reason.
+    `on_end` is called once, when no more events are sent, whatever the reason.
     """
 
     media_type = "text/event-stream"
@@ -230,7 +230,7 @@ async def _events(job: Job, answer: Answer, echoes: Sequence[str]) -> AsyncItera
 
 
 def _events_of(bodies: Sequence[dict[str, Any]]) -> str:
-    """The bodies as server-sent events, named by their types where they have one."""
+    """Write bodies as server-sent events; an event has a name if the body has a type."""
     return "".join(
         (f"event: {body['type']}\n" if "type" in body else "")
         + f"data: {json.dumps(body, separators=(',', ':'))}\n\n"

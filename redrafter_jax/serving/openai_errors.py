@@ -15,11 +15,11 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class ApiError(HTTPException):
-    """A request is refused or fails.
+    """The error for a request that is refused or fails.
 
     Args:
       status: the HTTP status code.
-      message: one sentence with the value, the limit and the way out.
+      message: sentence that states the value, the limit and the way out.
       field: the field of the request that caused the error, if any.
       code: a name of the error for programs, such as "context_length_exceeded".
       headers: headers of the response.
@@ -52,7 +52,7 @@ class ApiError(HTTPException):
 
 
 def server_ends() -> ApiError:
-    """The error for requests that are unfinished when the server ends."""
+    """The error for requests that are not finished when the server ends."""
     return ApiError(
         503, "The server is shutting down; send the request to another one.", code="server_ends"
     )
@@ -63,7 +63,7 @@ def check_model(served: str, name: str | None) -> None:
     if name not in (None, served):
         raise ApiError(
             404,
-            f"The model {name!r:.80} is not served here; the one that is: {served}.",
+            f"The model {name!r:.80} is not served here; ask for {served}.",
             field="model",
             code="model_not_found",
         )
@@ -77,8 +77,8 @@ def as_api_error(method: str, path: str, error: Exception) -> ApiError:
         return _refusal(error)
     known = error if isinstance(error, HTTPException) else HTTPException(500)
     message = {
-        404: f"{path} is no route of this server; /v1/models, /v1/completions, "
-        "/v1/chat/completions and /v1/responses are.",
+        404: f"{path} is not a route of this server; use /v1/models, /v1/completions, "
+        "/v1/chat/completions or /v1/responses.",
         405: f"{path} does not take {method}.",
         500: "The server failed; its log says why.",
     }.get(known.status_code, "The request cannot be read.")
@@ -86,7 +86,7 @@ def as_api_error(method: str, path: str, error: Exception) -> ApiError:
 
 
 def _refusal(error: RequestValidationError) -> ApiError:
-    """The error for the first problem in a body, which names its field."""
+    """The error for the first problem in a body; it names the field."""
     first = error.errors()[0]
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":

@@ -14,8 +14,9 @@ class Fields(BaseModel):
     """An object with strict JSON types and known names; null means that a field is not given.
 
     Attributes:
-      labels: names of fields that are ignored.
-      off: unsupported fields, with the values that are accepted because they request nothing.
+      labels: names of fields that are accepted and ignored.
+      off: names of unsupported fields, each with the values that are accepted because they ask for
+        nothing.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -36,7 +37,7 @@ class Fields(BaseModel):
 
 
 def whole_text(text: str) -> str:
-    """Returns the text; raises ValueError if it is not valid Unicode."""
+    """Return the text; raise ValueError if it is not valid Unicode."""
     require_text(text, "the text")
     return text
 

@@ -9,9 +9,9 @@ from redrafter_jax.serving.openai_fields import Fields, Text
 
 
 class NamedSchema(Fields):
-    """The `json_schema` of a `response_format`; its name and description are ignored.
+    """The `json_schema` of a `response_format`; its name and its description are ignored.
 
-    Answers always match the schema, regardless of `strict`.
+    An answer always matches the schema, whatever the value of `strict`.
     """
 
     labels: ClassVar[frozenset[str]] = frozenset({"name", "description", "strict"})
@@ -20,7 +20,7 @@ class NamedSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """The required form of an answer in OpenAI's API."""
+    """The form that an answer must have, as OpenAI's API states it."""
 
     type: Literal["json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -28,19 +28,17 @@ class ResponseFormat(Fields):
     @model_validator(mode="after")
     def _check_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError(
-                'json_schema goes with type: "json_schema", and with it alone; give both'
-            )
+            raise ValueError('json_schema and type: "json_schema" belong together; give both')
         return self
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of the form."""
+        """The grammar that holds an answer to this form."""
         return Grammar(self.json_schema.schema_ if self.json_schema else {"type": "object"})
 
 
 class StructuredOutputs(Fields):
-    """The required form of an answer in vLLM's API; exactly one field is given."""
+    """The form that an answer must have, as vLLM's API states it; exactly one field is given."""
 
     # pydantic has a method "json", so this field has another name.
     json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
@@ -50,12 +48,12 @@ class StructuredOutputs(Fields):
     @model_validator(mode="after")
     def _check_one(self) -> "StructuredOutputs":
         if len(self.model_fields_set) != 1:
-            raise ValueError("give one of json, regex and json_object")
+            raise ValueError("give exactly one of json, regex and json_object")
         return self
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of the form."""
+        """The grammar that holds an answer to this form."""
         if self.regex is not None:
             return Grammar(regex=self.regex)
         return Grammar(self.json_ if self.json_ is not None else {"type": "object"})

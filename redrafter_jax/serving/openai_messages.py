@@ -13,9 +13,9 @@ _PART_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
 
 def join_parts(content: Any, kinds: Sequence[str], labels: Set[str] = frozenset()) -> Any:
-    """The text of a content that is given in parts of these types; another content as it is.
+    """Join the text of a content that consists of parts; return any other content unchanged.
 
-    `labels` are fields of a part that change nothing.
+    `kinds` are the supported types of parts. `labels` are fields of a part that are ignored.
     """
     if not isinstance(content, list):
         return content
@@ -24,7 +24,7 @@ def join_parts(content: Any, kinds: Sequence[str], labels: Set[str] = frozenset(
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in kinds or not isinstance(part.get("text"), str):
             known = " and ".join(f'{{"type": "{one}", "text": ...}}' for one in kinds)
-            raise ValueError(f"only parts {known} are supported, not {kind!r:.80}")
+            raise ValueError(f"parts of type {kind!r:.80} are not supported; give {known}")
         for name, value in part.items():
             if name not in names and value is not None:
                 raise ValueError(f"{name:.80} of a part is not supported; leave it out")
@@ -36,13 +36,13 @@ def _as_text(content: Any) -> Any:
 
 
 def as_object(arguments: Any) -> Any:
-    """The arguments of a call, which are the text of a JSON object."""
+    """The arguments of a call as a mapping; requests give them as the text of a JSON object."""
     if not isinstance(arguments, str):
         return arguments
     try:
         given = json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError("it must be the text of a JSON object")
     whole_text(json.dumps(given, ensure_ascii=False))
@@ -50,21 +50,21 @@ def as_object(arguments: Any) -> Any:
 
 
 def missing_field() -> PydanticCustomError:
-    """The error of a field that must be given."""
+    """The error for a required field that is missing."""
     return PydanticCustomError("missing", "it is missing")
 
 
 class CalledFunction(Fields):
-    """The function of a call, and its arguments."""
+    """The name and the arguments of a function that was called."""
 
     name: Text
     arguments: Annotated[dict[str, Any], BeforeValidator(as_object)]
 
 
 class ToolCall(Fields):
-    """A call that an earlier answer made; chat templates read its arguments as an object."""
+    """A call of a tool in an earlier answer; chat templates read its arguments as an object."""
 
-    labels: ClassVar[frozenset[str]] = frozenset({"index"})  # of a stream's pieces
+    labels: ClassVar[frozenset[str]] = frozenset({"index"})  # from the pieces of a stream
 
     id: Text
     type: Literal["function"] = "function"
@@ -72,7 +72,7 @@ class ToolCall(Fields):
 
 
 class Function(Fields):
-    """A function that an answer may call; `parameters` is a JSON schema of its arguments."""
+    """A function that an answer may call; `parameters` is a JSON Schema of its arguments."""
 
     off: ClassVar[Values] = {"strict": (False,)}
 
@@ -102,10 +102,10 @@ class NamedTool(Fields):
 
 
 class Message(Fields):
-    """A message of a conversation; the role "developer" is OpenAI's newer name of "system".
+    """A message of a conversation; "developer" is OpenAI's newer name of the role "system".
 
-    The chat template reads `name`, the speaker's name; `reasoning_content` and `tool_calls` repeat
-    those of an earlier answer.
+    The chat template reads `name`, the name of the speaker. `reasoning_content` and `tool_calls`
+    repeat the fields of an earlier answer.
     """
 
     labels: ClassVar[frozenset[str]] = frozenset({"cache_control"})
@@ -125,21 +125,21 @@ class Message(Fields):
     @classmethod
     def _check_role(cls, reasoning: str, others: Any) -> str:
         if others.data.get("role") != "assistant":
-            raise ValueError("the assistant alone reasons; leave it out")
+            raise ValueError("only messages of the role 'assistant' have it; leave it out")
         return reasoning
 
     @field_validator("tool_calls")
     @classmethod
     def _check_caller(cls, calls: list[ToolCall], others: Any) -> list[ToolCall]:
         if others.data.get("role", "assistant") != "assistant":
-            raise ValueError("the assistant alone calls tools; leave it out")
+            raise ValueError("only messages of the role 'assistant' call tools; leave it out")
         return calls
 
     @field_validator("tool_call_id")
     @classmethod
     def _check_result(cls, identifier: str | None, others: Any) -> str | None:
         if others.data.get("role") != "tool" and identifier is not None:
-            raise ValueError("a turn of the role 'tool' alone has one; leave it out")
+            raise ValueError("only messages of the role 'tool' have one; leave it out")
         if others.data.get("role") == "tool" and identifier is None:
             raise missing_field()
         return identifier

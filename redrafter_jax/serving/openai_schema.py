@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API: fields that are not declared here are refused by name."""
+"""Requests of OpenAI's API; a field that is not declared here is refused by name."""
 
 from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,7 +31,10 @@ def _as_prompts(value: Any) -> list[Any]:
     if not (isinstance(prompts, list) and prompts) or not all(
         isinstance(prompt, str) or _are_tokens(prompt) for prompt in prompts
     ):
-        raise ValueError("give a text, a list of token ids, or a list of either, none empty")
+        raise ValueError(
+            "give a text, a list of token ids, or a list of texts or of such lists; none may be "
+            "empty"
+        )
     return [whole_text(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
@@ -41,7 +44,7 @@ def _are_tokens(value: Any) -> bool:
 
 
 class StreamOptions(Fields):
-    """Options on what a stream tells besides the answer."""
+    """Options for what a stream returns besides the answer."""
 
     off: ClassVar[Values] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
@@ -49,19 +52,19 @@ class StreamOptions(Fields):
 
 
 class BaseRequest(DecodingFields):
-    """The fields that requests for choices share.
+    """The fields that requests for choices share; extensions are not in OpenAI's API.
 
     Attributes:
-      prompt_field: name of the field that holds the prompts, for messages.
-      response_format: what the answer is held to.
-      structured_outputs: the same as vLLM writes it. Not OpenAI's.
-      prompt_logprobs: tell the log-probability of every token of the prompt, and of so many others
-        at its place. Not OpenAI's.
-      n: choices for each prompt.
-      max_tokens: limit on new tokens; None for as many as there is room for.
-      draft_trace: tell of every token which target call it came from, and who proposed it. Not
-        OpenAI's.
-      speculative_metrics: tell how many drafted tokens were accepted. Not OpenAI's.
+      prompt_field: name of the field that holds the prompts, for errors.
+      response_format: form that the answer must have.
+      structured_outputs: form that the answer must have, as in vLLM. An extension.
+      prompt_logprobs: whether to return the log-probability of every token of the prompt, and the
+        number of likeliest tokens to return with each. An extension.
+      n: number of choices for each prompt.
+      max_tokens: limit on new tokens; None for all tokens that fit.
+      draft_trace: whether to return, for every token, the target call that decided it and the
+        drafter that proposed it. An extension.
+      speculative_metrics: whether to return how many drafted tokens were accepted. An extension.
     """
 
     off: ClassVar[Values] = _OFF
@@ -90,21 +93,21 @@ class BaseRequest(DecodingFields):
     def _check_end(cls, held: Any, others: Any) -> Any:
         for name in ("ignore_eos", "min_tokens"):
             if others.data.get(name):
-                raise ValueError(f"the form says where an answer ends; leave {name} out")
+                raise ValueError(f"the form decides where an answer ends; leave {name} out")
         return held
 
     @field_validator("structured_outputs")
     @classmethod
     def _check_form(cls, held: Any, others: Any) -> Any:
         if others.data.get("response_format"):
-            raise ValueError("response_format means the same; give one of them")
+            raise ValueError("response_format asks for the same; give only one of the two")
         return held
 
     @field_validator("prompt_logprobs")
     @classmethod
     def _check_whole(cls, top: int, others: Any) -> int:
         if others.data.get("stream"):
-            raise ValueError("a stream does not tell them; leave stream out, or prompt_logprobs")
+            raise ValueError("a stream cannot hold them; leave out stream or prompt_logprobs")
         return top
 
     @field_validator("speculative_metrics")
@@ -113,14 +116,14 @@ class BaseRequest(DecodingFields):
         options = others.data.get("stream_options", StreamOptions())
         if asked and others.data.get("stream") and not options.include_usage:
             raise ValueError(
-                'a stream tells them beside its usage; give stream_options: {"include_usage": '
+                'in a stream they come with the usage; give stream_options: {"include_usage": '
                 "true} too, or leave it out"
             )
         return asked
 
     @property
     def form(self) -> tuple[str, Grammar] | None:
-        """The field that constrains the answer's form, and its grammar; None for neither."""
+        """The field that constrains the form of the answer, and its grammar; None without one."""
         for name in ("response_format", "structured_outputs"):
             if (held := getattr(self, name)) is not None:
                 return name, held.grammar
@@ -128,7 +131,7 @@ class BaseRequest(DecodingFields):
 
     @property
     def top(self) -> int | None:
-        """Number of the likeliest tokens to report; None for no log-probabilities at all."""
+        """The number of likeliest tokens to report; None if no log-probabilities are requested."""
         return None
 
     @property
@@ -138,15 +141,16 @@ class BaseRequest(DecodingFields):
 
 
 class ChatRequest(BaseRequest):
-    """`/v1/chat/completions`.
+    """The body of `/v1/chat/completions`.
 
     Attributes:
       messages: the conversation so far.
-      max_completion_tokens: the newer name of `max_tokens`.
+      max_completion_tokens: newer name of `max_tokens` in OpenAI's API.
       logprobs: whether to return the log-probability of every new token.
-      top_logprobs: number of likeliest tokens whose log-probabilities are returned too.
-      chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": false}`.
-        Not OpenAI's.
+      top_logprobs: number of likeliest tokens whose log-probabilities are returned with every new
+        token.
+      chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": false}`. An
+        extension.
       tools: tools that the answer may call.
       tool_choice: "auto" lets the target choose, "none" hides the tools, "required" makes the
         target call one of the tools, and a tool's name makes it call that tool.
@@ -178,7 +182,7 @@ class ChatRequest(BaseRequest):
     def _check_names(cls, tools: list[Tool]) -> list[Tool]:
         counts = Counter(tool.function.name for tool in tools)
         if twice := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(f"two tools are called {twice[0]!r}; give each a name of its own")
+            raise ValueError(f"two tools have the name {twice[0]!r}; give each tool its own name")
         for function in (tool.function for tool in tools):
             kind = (function.parameters or {}).get("type", "object")
             if kind != "object":
@@ -196,15 +200,15 @@ class ChatRequest(BaseRequest):
             raise ValueError("it needs tools; give them too, or leave it out")
         if isinstance(choice, NamedTool) and choice.function.name not in names:
             raise ValueError(
-                f"{choice.function.name!r:.80} is not among the tools; give one that is"
+                f"{choice.function.name!r:.80} is not among the tools; name one of the tools"
             )
         for name in ("response_format", "structured_outputs", "ignore_eos", "min_tokens"):
             if choice not in ("auto", "none") and others.data.get(name):
-                raise ValueError(f"the answer is held to a call; leave {name} out")
+                raise ValueError(f"the answer must be a call of a tool; leave {name} out")
         for name in ("response_format", "structured_outputs"):
             if choice == "auto" and names and others.data.get(name):
                 raise ValueError(
-                    f"the answer is held to {name}, so that it can call no tool; give "
+                    f"the answer must have the form of {name}, so it cannot call a tool; give "
                     f'tool_choice: "none", or leave {name} out'
                 )
         return choice
@@ -213,7 +217,7 @@ class ChatRequest(BaseRequest):
     @classmethod
     def _check_limit(cls, limit: int, others: Any) -> int:
         if others.data.get("max_tokens") is not None:
-            raise ValueError("max_tokens means the same; give one of them")
+            raise ValueError("max_tokens asks for the same; give only one of the two")
         return limit
 
     @field_validator("top_logprobs")
@@ -229,7 +233,7 @@ class ChatRequest(BaseRequest):
 
     @property
     def required(self) -> list[Tool]:
-        """The tools of which the answer must call one; empty if it need not call any."""
+        """The tools of which the answer must call one; empty if it need not call a tool."""
         choice = self.tool_choice
         if isinstance(choice, NamedTool):
             return [tool for tool in self.tools if tool.function.name == choice.function.name]
@@ -250,14 +254,14 @@ class ChatRequest(BaseRequest):
 
 
 class CompletionRequest(BaseRequest):
-    """`/v1/completions`.
+    """The body of `/v1/completions`.
 
     Attributes:
-      prompt: a text, a list of token ids, or a list of several of either.
+      prompt: text, list of token ids, or list of texts or of lists of token ids.
       max_tokens: limit on new tokens; 16 by default, as in OpenAI's API.
       echo: whether each answer begins with its prompt.
-      logprobs: number of likeliest tokens whose log-probabilities are returned for every new token,
-        beside its own.
+      logprobs: number of likeliest tokens whose log-probabilities are returned with every new
+        token.
     """
 
     prompt_field = "prompt"
@@ -277,7 +281,10 @@ class CompletionRequest(BaseRequest):
     @classmethod
     def _check_echo(cls, log_probs: int, others: Any) -> int:
         if others.data.get("echo"):
-            raise ValueError("those of the prompt are not computed; give either echo or logprobs")
+            raise ValueError(
+                "with echo, the log-probabilities of the prompt would be needed too, which are "
+                "not computed; give either echo or logprobs"
+            )
         return log_probs
 
     @property

@@ -1,4 +1,4 @@
-"""Incremental separation of reasoning and answer."""
+"""Incremental separation of the reasoning and the answer in a text."""
 
 from collections.abc import Sequence
 
@@ -21,13 +21,13 @@ def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
 class ReasoningSplit:
     """Splits text into reasoning and answer, without the marks and the white space around them.
 
-    Reasoning can only come first: a mark within an answer is ordinary text.
+    Reasoning can only come first; a mark within an answer is ordinary text.
 
     Args:
       opened: whether the text begins within the reasoning.
 
     Attributes:
-      reasons: whether the current text is reasoning, as far as is known.
+      reasons: whether the current text is reasoning, as far as is known yet.
       tokens: number of tokens of the reasoning so far, including the marks.
     """
 

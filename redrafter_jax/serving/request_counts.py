@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from redrafter_jax.serving.openai_errors import ApiError
 
 NAME = "redrafter"
-# Whose requests are counted.
+# The routes whose requests are counted.
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone", "failed"]

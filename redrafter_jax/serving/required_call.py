@@ -7,7 +7,7 @@ from redrafter_jax.config import Grammar
 from redrafter_jax.serving.openai_messages import Tool
 from redrafter_jax.text.tool_styles import STYLES
 
-# A required call is one object without a mark, whatever the target's own style is.
+# A required call is a JSON object without a mark, whatever style of calls the target has.
 CALL_STYLE = STYLES["llama3"]
 
 

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses API: what a chat's answer would tell, as items and their events."""
+"""Answers of OpenAI's Responses API: the answer of a chat, as items and events about the items."""
 
 import secrets
 import time
@@ -22,16 +22,16 @@ _PARTS: dict[str, Any] = {
 
 
 class ResponsesAnswer(ChatAnswer):
-    """The answer of `/v1/responses`, whole or as events.
+    """The answer of `/v1/responses`, as a whole or as events.
 
-    Items follow each other: what an answer says after a call is a message of its own.
+    The items of an answer are in order: text after a call is a new message item.
 
     Args:
-      asked: the request.
-      service: what answers it.
-      chat: the chat request that it stands for.
-      seed: the seed of its noise.
-      prompts: the token ids of its one prompt.
+      asked: the request of the Responses API.
+      service: the service that answers the request.
+      chat: the chat request into which the request was converted.
+      seed: seed of the answer.
+      prompts: token ids of the prompt, as a list with one row.
     """
 
     prefix, done = "resp_", ""
@@ -74,9 +74,9 @@ class ResponsesAnswer(ChatAnswer):
         }
         self._events = 0
         self._items: list[dict[str, Any]] = []
-        self._open = False  # whether the last item goes on
-        self._pieces: list[str] = []  # of that item's text, or of its arguments
-        self._call = 0  # the number of its last call
+        self._open = False  # whether the last item is unfinished
+        self._pieces: list[str] = []  # pieces of the last item's text or arguments
+        self._call = 0  # number of the last call
         self._cut = False
 
     def opening(self, index: int) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ class ResponsesAnswer(ChatAnswer):
         return self._told
 
     def _state(self, name: str) -> dict[str, Any]:
-        """The event that tells of the whole response, as it is now."""
+        """The event that holds the whole response in its current state."""
         return self._event(f"response.{name}", response=dict(self._told))
 
     def _event(self, kind: str, **told: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class ResponsesAnswer(ChatAnswer):
         return {"type": kind, "sequence_number": self._events - 1, **told}
 
     def _take(self, reasoning: str, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-        """The events of what a step adds."""
+        """The events for the reasoning, texts and calls that a step adds."""
         yield from self._take_text("reasoning", reasoning)
         for part in parts:
             if isinstance(part, str):
@@ -140,12 +140,12 @@ class ResponsesAnswer(ChatAnswer):
         yield from self._add(text)
 
     def _add(self, text: str) -> Iterator[dict[str, Any]]:
-        """The event of what the last item goes on with."""
+        """The event for text that is added to the last item."""
         self._pieces.append(text)
         yield self._part_event("delta", delta=text)
 
     def _begin(self, kind: str, **fields: Any) -> Iterator[dict[str, Any]]:
-        """The events of an item's beginning, after the end of the one before."""
+        """The events that end the previous item and begin a new one."""
         yield from self._end_item()
         item = {"id": _PREFIXES[kind] + secrets.token_hex(12), "type": kind} | fields
         item["status"] = "in_progress"
@@ -163,7 +163,7 @@ class ResponsesAnswer(ChatAnswer):
             yield self._content_event("added")
 
     def _end_item(self, cut: bool = False) -> Iterator[dict[str, Any]]:
-        """The events of the end of the item that goes on, if one does."""
+        """The events that end the last item, if it is unfinished."""
         if not self._open:
             return
         self._open = False
@@ -178,13 +178,16 @@ class ResponsesAnswer(ChatAnswer):
         yield self._event("response.output_item.done", output_index=self._last, item=dict(item))
 
     def _status(self, cut: bool) -> Literal["incomplete", "completed"]:
-        """The status of the last item; a call is complete where its JSON is."""
+        """The status of the last item; a call is completed if its JSON is complete."""
         if self._items[-1]["type"] == "function_call":
             cut = not (self._calls and self._call in self._calls[0].complete)
         return "incomplete" if cut else "completed"
 
     def _fill(self) -> None:
-        """Write into the last item what was told of it; piece by piece that would be quadratic."""
+        """Write the joined pieces into the last item.
+
+        Appending each piece to the item would take quadratic time.
+        """
         item, whole = self._items[-1], "".join(self._pieces)
         if item["type"] == "function_call":
             item["arguments"] = whole
@@ -192,7 +195,7 @@ class ResponsesAnswer(ChatAnswer):
             item["content"][0]["text"] = whole
 
     def _end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The last events of items; what is told of all is then that of the end."""
+        """The last events of items; afterwards the response holds its final state."""
         if not self._items:
             yield from self._begin("message")
         yield from self._end_item(self._cut)
@@ -219,7 +222,7 @@ class ResponsesAnswer(ChatAnswer):
         return len(self._items) - 1
 
     def _part_event(self, step: Literal["delta", "done"], **told: Any) -> dict[str, Any]:
-        """An event of the text or the arguments of the last item."""
+        """An event about the text or the arguments of the last item."""
         item = self._items[-1]
         place: dict[str, Any] = {"item_id": item["id"], "output_index": self._last}
         if item["type"] == "function_call":

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's Responses API, and the chat requests that they stand for."""
+"""Requests of OpenAI's Responses API, and their conversion to chat requests."""
 
 import re
 from collections.abc import Generator, Sequence
@@ -15,23 +15,23 @@ from redrafter_jax.serving.openai_forms import StructuredOutputs
 from redrafter_jax.serving.openai_messages import Function, as_object, join_parts, missing_field
 from redrafter_jax.serving.openai_schema import ChatRequest
 
-# What would have to be kept, or run, by the server; and what serves instead.
+# Fields that would require the server to store or run something, each with the end of its error.
 _REFUSED = {
     "previous_response_id": "no answer is stored here; send the earlier items in input",
     "conversation": "no conversation is stored here; send its items in input",
     "prompt": "no prompt is stored here; send its text in input",
-    "background": "an answer is decoded while its client waits; leave it out, or set stream",
+    "background": "answers are only decoded while the client waits; leave it out, or set stream",
     "store": "no answer is stored here; leave it out, or give false",
-    "include": "an answer tells no more than its items; leave it out",
+    "include": "an answer holds nothing besides its items; leave it out",
 }
-# Which fields an item of a type has.
+# The fields that an item of each type has.
 _HAS = {
     "message": ("role", "content"),
     "reasoning": ("content",),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
 }
-# How the fields of a chat request are called here.
+# Fields of a chat request, with their names in the Responses API.
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -55,19 +55,19 @@ def _as_items(given: Any) -> Any:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
-# Whether they have to be there depends on the item's type.
+# The type of an item decides whether these fields are required.
 _Given = Annotated[Text | None, Field(validate_default=True)]
 _Content = Annotated[Text | None, BeforeValidator(_as_content), Field(validate_default=True)]
 
 
 class Item(Fields):
-    """An item of a conversation; those that an answer had can be sent back as they are.
+    """An item of a conversation; items of an earlier answer can be sent back unchanged.
 
-    A call whose status is "incomplete" may have broken JSON, and is left out.
+    A call whose status is "incomplete" may hold broken JSON, and is left out.
     """
 
     labels: ClassVar[frozenset[str]] = frozenset({"id", "phase"})
-    off: ClassVar[Values] = {"summary": ([],)}  # of reasoning, which is told whole
+    off: ClassVar[Values] = {"summary": ([],)}  # reasoning is returned whole, not as a summary
 
     type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     role: Annotated[
@@ -92,17 +92,17 @@ class Item(Fields):
     @field_validator("role", "content", "call_id", "name", "arguments", "output")
     @classmethod
     def _check_has(cls, value: Any, info: Any) -> Any:
-        if (kind := info.data.get("type")) is None:  # which is refused
+        if (kind := info.data.get("type")) is None:  # the type is refused
             return value
         if info.field_name in _HAS[kind] and value is None:
             raise missing_field()
         if info.field_name not in _HAS[kind] and value is not None:
-            raise ValueError(f"an item of the type {kind!r} has none; leave it out")
+            raise ValueError(f"items of the type {kind!r} do not have it; leave it out")
         return value
 
     @property
     def speaker(self) -> str:
-        """The role of the turn that it belongs to."""
+        """The role of the chat turn to which the item belongs."""
         if self.type == "function_call_output":
             return "tool"
         return self.role or "assistant"
@@ -115,19 +115,19 @@ class FunctionName(Fields):
     name: str
 
 
-class FunctionTool(Function, FunctionName):  # in this order the type is looked at first
-    """A tool that an answer may call, without a level of its own for the function."""
+class FunctionTool(Function, FunctionName):  # in this order the type is checked first
+    """A tool that an answer may call; the fields of the function are fields of the tool."""
 
     @field_validator("type", mode="before")
     @classmethod
     def _check_type(cls, kind: Any) -> Any:
         if kind != "function":
-            raise ValueError(f'{kind!r:.80} is not run here; offer tools of the type "function"')
+            raise ValueError(f'{kind!r:.80} is not supported; offer tools of the type "function"')
         return kind
 
 
 class TextFormat(Fields):
-    """What an answer is held to, whether `strict` asks for that or not."""
+    """The form that the text of an answer must have, whatever the value of `strict`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
@@ -139,13 +139,13 @@ class TextFormat(Fields):
     def _check_schema(self) -> "TextFormat":
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise ValueError(
-                'schema goes with type: "json_schema", and with it alone; give both, or neither'
+                'schema and type: "json_schema" belong together; give both, or neither'
             )
         return self
 
 
 class TextConfig(Fields):
-    """The form of an answer's text."""
+    """The field `text`, which holds the form of an answer's text."""
 
     off: ClassVar[Values] = {"verbosity": ("medium",)}
 
@@ -153,26 +153,26 @@ class TextConfig(Fields):
 
 
 class StreamOptions(Fields):
-    """Options on what a stream tells besides the answer; there are none."""
+    """Options for what a stream returns besides the answer; none is supported."""
 
     off: ClassVar[Values] = {"include_obfuscation": (False,)}
 
 
 class ResponsesRequest(DecodingFields):
-    """`/v1/responses`, of which nothing is stored.
+    """The body of `/v1/responses`; nothing is stored. Extensions are not in OpenAI's API.
 
     Attributes:
-      input: a text of the user, or the items of the conversation so far.
-      instructions: what the system says before them.
-      max_output_tokens: limit on new tokens; None for as many as there is room for.
-      text: what the answer is held to.
-      structured_outputs: the same as vLLM writes it. Not OpenAI's.
+      input: text of the user, or the items of the conversation so far.
+      instructions: text of a system message before the items.
+      max_output_tokens: limit on new tokens; None for all tokens that fit.
+      text: form that the answer must have.
+      structured_outputs: form that the answer must have, as in vLLM. An extension.
       tools: tools that the answer may call.
-      tool_choice: as in `ChatRequest`.
-      parallel_tool_calls: whether an answer tells more than one call.
-      metadata: what the answer repeats.
-      chat_template_kwargs: arguments of the chat template. Not OpenAI's.
-      speculative_metrics: tell how many drafted tokens were accepted. Not OpenAI's.
+      tool_choice: which tools the answer may or must call, as in `ChatRequest`.
+      parallel_tool_calls: whether an answer may hold more than one call.
+      metadata: values that the answer repeats.
+      chat_template_kwargs: arguments of the chat template. An extension.
+      speculative_metrics: whether to return how many drafted tokens were accepted. An extension.
     """
 
     labels: ClassVar[frozenset[str]] = DecodingFields.labels - {"metadata"}
@@ -213,10 +213,10 @@ class ResponsesRequest(DecodingFields):
         raise ValueError(_REFUSED[info.field_name])
 
     def chat(self) -> ChatRequest:
-        """The chat request that it stands for.
+        """Convert the request to a chat request.
 
         Raises:
-          ValidationError: its fields do not go together, in the words of a chat request.
+          ValidationError: fields contradict each other; the error uses the names of a chat request.
         """
         turns = [{"role": "system", "content": self.instructions}] if self.instructions else []
         tools = [tool.model_dump(exclude={"type"}, exclude_unset=True) for tool in self.tools]
@@ -244,10 +244,11 @@ class ResponsesRequest(DecodingFields):
 
 
 def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The turns of a chat that the items are.
+    """Convert items to the turns of a chat.
 
-    What the assistant reasons, says and calls is one turn, as an answer has it. Reasoning begins
-    another one, and so does a message right after a message. Calls that broke off are left out.
+    Consecutive reasoning, text and calls of the assistant form one turn, as in an answer. Reasoning
+    begins a new turn, and so does a message that directly follows a message. Incomplete calls are
+    left out.
     """
     turns: list[dict[str, Any]] = []
     before: Item | None = None
@@ -271,13 +272,13 @@ def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
             case "message":
                 turn["content"].append(item.content)
         before = item
-    # Texts are joined once: a turn may have very many messages, with calls between them.
+    # Texts are joined only once, because a turn may have very many messages with calls in between.
     return [turn | {"content": "".join(turn["content"])} for turn in turns]
 
 
 @contextmanager
 def in_own_names() -> Generator[None]:
-    """Errors about the chat request within tell of the fields as they are called here."""
+    """Open a block in which errors about the chat request use the names of the Responses API."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The HTTP server: its parts, its socket, its start and its end."""
+"""The HTTP server: how it is built, how it listens, and how it ends."""
 
 import asyncio
 import logging
@@ -19,10 +19,10 @@ from redrafter_jax.serving.service import ServedModel, Service
 from redrafter_jax.serving.worker import Worker
 from redrafter_jax.text.grammars import GrammarCompiler
 
-# Seconds that incomplete requests get to arrive when the server ends, and that clients get to read
-# the end of answers that were cut off.
+# When the server ends: seconds until incomplete requests must have arrived, and seconds for clients
+# to read the end of answers that were cut off.
 _GRACE = 2.0
-# Seconds between two looks at whether the engine has failed meanwhile.
+# Seconds between two checks whether the engine has failed.
 _POLL = 0.1
 # Seconds that an idle connection stays open.
 _KEEP_ALIVE = 75
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Open a socket that listens for connections.
 
     Raises:
       InputError: the address cannot be used.
@@ -43,8 +43,8 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"--host {host} --port {port} cannot be listened on: {str(reason).rstrip('.')}; give "
-            "others, or end what listens there."
+            f"The server cannot listen on --host {host} --port {port}: {str(reason).rstrip('.')}; "
+            "give another host or port, or end the program that uses it."
         ) from None
 
 
@@ -54,7 +54,7 @@ def make_service(
     limits: ServeConfig,
     on_failure: Callable[[], None] = lambda: None,
 ) -> Service:
-    """The parts that answer requests; `on_failure` is called when the engine has failed."""
+    """Build the parts that answer requests; `on_failure` is called when the engine has failed."""
     metrics = Metrics(engine)
     worker = Worker(engine, on_failure=on_failure, on_wait=metrics.queue.observe)
     form = model.format
@@ -113,11 +113,14 @@ class Server(uvicorn.Server):
         )
 
     def fail(self, error: Exception) -> None:
-        """End without the engine, from any thread: running answers get an error."""
+        """End the server because the engine has failed; running answers get an error.
+
+        Any thread may call this.
+        """
         self._worker.fail(error)
 
     def end(self) -> None:
-        """End as SIGTERM does, from any thread."""
+        """End the server as SIGTERM does; any thread may call this."""
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -129,7 +132,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_GRACE)
             for task in self.server_state.tasks:
                 task.cancel()
-            for connection in list(self.server_state.connections):  # of clients that do not read
+            # Clients that do not read their answers would keep connections open.
+            for connection in list(self.server_state.connections):
                 connection.transport.abort()
 
         drain = 0 if self.failed else self._drain_seconds

@@ -13,11 +13,11 @@ from redrafter_jax.text.tool_styles import ToolFormat
 
 
 class ServedModel(NamedTuple):
-    """The served model, as clients know it.
+    """The served model, as clients see it.
 
     Attributes:
-      name: the name that clients give.
-      fingerprint: digest of everything besides the request that decides the text.
+      name: name by which clients ask for the model.
+      fingerprint: digest of everything besides the request that affects the text.
       format: how conversations become tokens, and what ends an answer.
       context_length: limit on the tokens of a prompt and its answer.
       tools: the format of tool calls in answers; None if it is unknown.
@@ -34,13 +34,14 @@ class Service(NamedTuple):
     """The parts of a server.
 
     Attributes:
-      worker: the thread that decodes.
+      worker: thread that runs the engine.
       model: the served model.
       limits: limits on requests.
       spell: the function from a token id to its spelling within a text.
       metrics: the server's metrics.
       grammars: the compiler of grammars for the model's tokens.
-      draft_depth: largest number of drafted tokens that a target call can accept; 0 without drafts.
+      draft_depth: maximum number of drafted tokens that a target call can accept; 0 without a
+        drafter.
     """
 
     worker: Worker

@@ -1,8 +1,8 @@
 """Counts of drafted and accepted tokens of an answer, in vLLM's format.
 
-The JSON object is that of `--per-request-spec-decode-metrics summary`
-(https://github.com/vllm-project/vllm/pull/48915), so programs that read vLLM's can read it. Here a
-draft is a tree: all of its nodes are drafted tokens, and the histogram is over accepted depths.
+The JSON object has the format of `--per-request-spec-decode-metrics summary`
+(https://github.com/vllm-project/vllm/pull/48915), so that programs for vLLM can read it. Here a
+draft is a tree: all of its nodes count as drafted tokens, and the histogram counts accepted depths.
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from redrafter_jax.engine.messages import Event
 
 @dataclass
 class Speculation:
-    """Sums over target calls that had a draft to verify.
+    """Sums over the target calls that had a draft to verify.
 
     Attributes:
       drafted: number of proposed nodes by drafter.
       accepted: number of accepted tokens by drafter.
-      calls: number of target calls by how many drafted tokens they accepted.
+      calls: number of target calls; the key is the number of drafted tokens that they accepted.
     """
 
     drafted: Counter[str] = field(default_factory=Counter)
@@ -27,7 +27,7 @@ class Speculation:
     calls: Counter[int] = field(default_factory=Counter)
 
     def add(self, event: Event, last_call: int) -> None:
-        """Add the target calls of an event up to `last_call`, inclusive."""
+        """Add the target calls of an event, up to and including the call `last_call`."""
         own = [one for one in event.decided if one.origin and one.call <= last_call]
         self.accepted.update(one.origin for one in own if one.origin)
         accepted = Counter(one.call for one in own)
@@ -46,7 +46,7 @@ class Speculation:
         """The JSON object; None if the server drafts nothing.
 
         Args:
-          depth: largest number of drafted tokens that a call can accept.
+          depth: maximum number of drafted tokens that a call can accept.
         """
         if not depth:
             return None

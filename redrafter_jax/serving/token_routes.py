@@ -16,16 +16,16 @@ from redrafter_jax.text.tokenizer import encode
 
 
 class TokenizeRequest(Fields):
-    """`/tokenize`.
+    """The body of `/tokenize`.
 
     Attributes:
       model: name of the model in /v1/models; optional.
-      messages: a conversation, tokenized as by `/v1/chat/completions`.
+      messages: conversation to tokenize, as for `/v1/chat/completions`.
       tools: tools, as for `/v1/chat/completions`.
       chat_template_kwargs: arguments of the chat template, as for `/v1/chat/completions`.
-      prompt: a text instead of a conversation, tokenized as by `/v1/completions`.
+      prompt: text to tokenize instead of a conversation, as for `/v1/completions`.
       add_special_tokens: whether the tokenizer adds its special tokens to a text.
-      return_token_strs: whether to return the vocabulary entry of each token too.
+      return_token_strs: whether to return the vocabulary entry of each token as well.
     """
 
     off: ClassVar[Values] = {
@@ -45,12 +45,12 @@ class TokenizeRequest(Fields):
     @classmethod
     def _check_one(cls, prompt: str | None, others: Any) -> str | None:
         if "messages" in others.data and (prompt is None) == (others.data["messages"] is None):
-            raise ValueError("give a prompt or messages, and not both")
+            raise ValueError("give either a prompt or messages")
         return prompt
 
 
 class DetokenizeRequest(Fields):
-    """`/detokenize`.
+    """The body of `/detokenize`.
 
     Attributes:
       model: name of the model in /v1/models; optional.
@@ -62,7 +62,7 @@ class DetokenizeRequest(Fields):
 
 
 def token_routes(service: Service) -> APIRouter:
-    """The two routes over a served model."""
+    """Return the routes `/tokenize` and `/detokenize` for a served model."""
     router = APIRouter()
 
     @router.post("/tokenize")

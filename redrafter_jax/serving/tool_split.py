@@ -20,11 +20,12 @@ _NO_SPACE = re.compile(r"\S")
 
 
 def _beginning(mark: str) -> str:
-    """The pattern of all prefixes of a mark, from the empty one to the whole mark."""
+    """The pattern that matches every prefix of a mark, from the empty one to the whole mark."""
     return reduce(lambda rest, letter: f"(?:{re.escape(letter)}{rest})?", reversed(mark), "")
 
 
-# A name before an object, with the marks after it; names in requests are at most this long.
+# A name before an object, with the marks after the name; this is the maximum length of a name in
+# requests.
 _NAME = "[a-zA-Z0-9_.-]{1,64}"
 _ARGS, _ID = re.escape(ARGUMENTS_MARK), re.escape(IDENTIFIER_MARK) + _NAME
 _NAMED = re.compile(rf"({_NAME})(?:(?:{_ID})?{_ARGS})?(?={{)")
@@ -56,10 +57,11 @@ Part = str | CallPiece
 class ToolSplit:
     """Splits an answer into text and tool calls, without marks and the white space around them.
 
-    Text that begins like a call but is not a call of an offered tool remains text; a new call may
-    begin where it breaks. In a stream, a call is returned as soon as its name is known; if its JSON
-    turns out to be broken, the returned pieces stay and the rest becomes text. The work is linear
-    in the length of an answer, however the answer is split into pieces.
+    Text that begins like a call, but is not a call of an offered tool, remains text; a new call may
+    begin at the place where it breaks. In a stream, a call is returned as soon as its name is
+    known. If its JSON turns out to be broken, the pieces already returned stay, and the rest
+    becomes text. The work is linear in the length of an answer, however the answer is split into
+    pieces.
 
     Args:
       style: the format of tool calls.
@@ -68,7 +70,7 @@ class ToolSplit:
       single: whether calls after the first are left out.
 
     Attributes:
-      complete: the numbers of the calls that are complete.
+      complete: numbers of the calls whose JSON is complete.
     """
 
     def __init__(
@@ -90,11 +92,11 @@ class ToolSplit:
 
     @property
     def called(self) -> bool:
-        """Whether a complete call has been told."""
+        """Whether a complete call has been returned."""
         return 0 in self.complete if self._single else bool(self.complete)
 
     def push(self, text: str) -> list[Part]:
-        """The texts and the pieces of calls that the next characters add, in their order."""
+        """Return the texts and the pieces of calls that new text adds, in order."""
         text, self._rest = self._rest + text, ""
         take = {
             "text": self._take_text,
@@ -119,7 +121,7 @@ class ToolSplit:
         return self._release()
 
     def _release(self) -> list[Part]:
-        """What is known by now; what follows each other as text is one text."""
+        """Return everything that is known by now; consecutive texts are joined."""
         known = [part for part in self._parts if part and not self._is_left_out(part)]
         self._parts = []
         parts: list[Part] = []
@@ -165,7 +167,7 @@ class ToolSplit:
         if at == len(text):
             return at
         coming = text[at : at + len(style.opens)]
-        if style.opens.startswith(coming):  # the mark again
+        if style.opens.startswith(coming):  # another mark
             return self._wait(text, at) if coming != style.opens else self._give_up(at)
         if text[at] in style.before:
             self._held.append(text[at])
@@ -215,25 +217,25 @@ class ToolSplit:
         return at
 
     def _hold_spaces(self, text: str, at: int) -> int:
-        """Hold back white space; returns the index after it."""
+        """Hold back white space; return the index after it."""
         found = _NO_SPACE.search(text, at)
         end = found.start() if found else len(text)
         self._held.append(text[at:end])
         return end
 
     def _wait(self, text: str, at: int) -> int:
-        """Leave the text from an index on until more text has come."""
+        """Leave the text from this index on until more text has arrived."""
         self._rest = text[at:]
         return len(text)
 
     def _begin(self, at: int, name: str = "") -> int:
-        """Begin an object at an index."""
+        """Begin to read an object at this index."""
         self._state, self._name = "call", name
         self._object, self._told, self._begun = JsonObject(), 0, False
         return at
 
     def _give_up(self, at: int = 0, back: int = 0) -> int:
-        """Release the held text, which is not a call, except for pieces that were returned as one.
+        """Release as text what was held for a call, except for pieces that were already returned.
 
         The last `back` characters of the object are read again.
         """

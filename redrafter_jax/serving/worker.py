@@ -17,19 +17,19 @@ from redrafter_jax.parallel.links import LostProcessError
 
 Status = Literal["warming up", "ready", "failed", "closed"]
 
-# Seconds between two looks at whether the thread has ended.
+# Seconds between two checks whether the thread has ended.
 _POLL = 0.02
 
 _log = logging.getLogger(__name__)
 
 
 class News(NamedTuple):
-    """An event of one of several requests that were submitted together.
+    """An event of the engine, for one of several requests that were submitted together.
 
     Attributes:
       request: index of the request among those that were submitted together.
       event: the engine's event.
-      cached: number of the prompt's tokens that were cached already.
+      cached: number of the prompt's tokens that were already cached.
     """
 
     request: int
@@ -43,7 +43,7 @@ EventQueue = asyncio.Queue[list[News] | Exception]
 
 
 class EngineFailedError(Exception):
-    """The engine has failed, or was closed: nothing more is decoded."""
+    """The error after the engine has failed or was closed: it decodes nothing more."""
 
 
 class _Asker(NamedTuple):
@@ -53,7 +53,7 @@ class _Asker(NamedTuple):
       event_queue: the queue for its events.
       request: index of the request among those that were submitted together.
       came: arrival time on the monotonic clock, in seconds.
-      cached: as in `News`, once the request has a slot.
+      cached: number of the prompt's tokens that were already cached, once the request has a slot.
     """
 
     event_queue: EventQueue
@@ -63,7 +63,7 @@ class _Asker(NamedTuple):
 
 
 class Worker:
-    """The only thread that uses the engine; calls from other threads run between steps.
+    """The only thread that uses the engine; calls from other threads run between its steps.
 
     Args:
       engine: the engine that decodes; its `on_admission` is set.
@@ -90,14 +90,14 @@ class Worker:
         self._changed = threading.Condition()
         self._closing = False
         self._told = False
-        # By number in the engine.
+        # Keys are the engine's numbers of requests.
         self._running: dict[int, _Asker] = {}
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def vocab_size(self) -> int:
-        """V of the target."""
+        """V, the vocabulary size of the target."""
         return self._engine.vocab_size
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class Worker:
         self._call(submit)
         try:
             await asyncio.wrap_future(accepted)
-        except asyncio.CancelledError:  # the engine may have taken them meanwhile
+        except asyncio.CancelledError:  # the engine may already have taken the requests
             self.cancel(event_queue)
             raise
         return event_queue
@@ -147,7 +147,7 @@ class Worker:
             self._call(lambda: self._free(event_queue, index))
 
     def fail(self, error: Exception) -> None:
-        """Take the engine for failed, from any thread: its own may hang in a step."""
+        """Record that the engine has failed; any thread may call this, because a step may hang."""
         with self._changed:
             if self.status in ("failed", "closed"):
                 return
@@ -166,7 +166,8 @@ class Worker:
         self._closing = True
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._end("closed"))
-        # Python must not end before a compilation does: XLA would crash. Failed, it may hang.
+        # XLA would crash if Python ended during a compilation. A thread that has failed may hang,
+        # so it is not waited for.
         while self._thread.is_alive() and self.status != "failed":
             await asyncio.sleep(_POLL)
 
@@ -206,7 +207,7 @@ class Worker:
         except Exception as error:
             self.fail(error)
         if self.status == "failed":
-            self._end("failed")  # of whom this thread accepted meanwhile
+            self._end("failed")  # for requests that this thread has accepted in the meantime
 
     def _has_work(self) -> bool:
         return bool(self._calls) or self._engine.busy or self.status != "ready"

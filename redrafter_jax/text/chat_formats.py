@@ -7,16 +7,17 @@ from tokenizers import Tokenizer
 
 
 class ChatFormat(NamedTuple):
-    """A chat format; `{}` is the place of a turn's text.
+    """A chat format; in its texts, `{}` stands for the text of a turn.
 
     Attributes:
       user: the text around a user turn.
       opening: the text that opens an answer.
       closing: the text that closes an answer.
       tokens: tokens that the tokenizer must have; the last one ends an answer.
-      system: the text around a system turn; with two `{}`, around it and the first user turn.
+      system: the text around a system turn; if it holds `{}` twice, the text around the system turn
+        and the first user turn together.
       begin: the text before the first turn; None if the tokenizer adds its own special tokens.
-      gap: the text between the opening and an answer, which the target writes itself.
+      gap: text between the opening and an answer. In answers, the target writes it itself.
       strips: whether white space at the ends of turns is removed.
       default_system: the system turn if none is given.
     """
@@ -32,10 +33,10 @@ class ChatFormat(NamedTuple):
     default_system: str | None = None
 
     def render(self, turns: Sequence[dict[str, Any]], opens: bool) -> str:
-        """The conversation as text, followed by the opening of an answer if `opens`.
+        """The conversation as text; if `opens`, the opening of an answer follows.
 
         Raises:
-          ValueError: after an optional system turn, user and assistant turns do not alternate.
+          ValueError: user and assistant turns do not alternate. A system turn may precede them.
         """
         system, rest, text = self.default_system, turns, self.begin or ""
         if turns and turns[0]["role"] == "system":
@@ -57,7 +58,7 @@ class ChatFormat(NamedTuple):
         return text + self.opening if opens else text
 
     def missing(self, tokenizer: Tokenizer) -> list[str]:
-        """The required tokens that a tokenizer lacks."""
+        """The tokens that the format needs and the tokenizer lacks."""
         return [token for token in self.tokens if tokenizer.token_to_id(token) is None]
 
     def _own(self, text: str) -> str:
@@ -99,7 +100,8 @@ FORMATS = {
         begin="<|begin_of_text|>",
         strips=True,
     ),
-    # "mistral" is for v0.3 and later, whose tokenizers have [INST] tokens; below, v0.1 and v0.2.
+    # "mistral" is for v0.3 and later, whose tokenizers have [INST] tokens. The format below is for
+    # v0.1 and v0.2.
     "mistral": ChatFormat(
         user="[INST] {}[/INST]",
         opening="",

@@ -23,29 +23,31 @@ Turn = dict[str, Any]
 THINKING = ("<think>", "</think>")
 """The marks around the reasoning of a target that reasons."""
 
-# An answer that is easy to find in the text that a template writes.
+# A made-up answer that is easy to find in the text that a template writes.
 _ANSWER = "WhatTheAssistantSays"
 
 
 class NoTemplateError(InputError):
-    """A tokenizer has no chat template, as with base models."""
+    """The error for a tokenizer without a chat template, such as that of a base model."""
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template; `NO_TEMPLATE` continues texts as they stand.
+    """A chat template; `NO_TEMPLATE` stands for none, so that texts are continued as they are.
 
     Attributes:
-      name: the template's name in error messages; not a path, because clients of a server see it.
-      render: a function of the turns, of whether the opening of an answer follows them, and of
-        keyword arguments, that returns text; it may raise any error for turns that it refuses.
+      name: name of the template in errors. It is never a path, because clients of a server see it.
+      render: function that returns the text of a conversation. Its arguments are the turns, whether
+        the opening of an answer follows them, and keyword arguments of the template. It may raise
+        any error for turns that it refuses.
       adds_special_tokens: whether the tokenizer adds special tokens, because the text has none.
       end: the token that ends an answer, as text; None if it is unknown.
-      gap: text between the opening of an answer and the answer: the target writes it in an answer,
-        and the template writes it in earlier turns.
+      gap: text between the opening of an answer and the answer. In an answer, the target writes it;
+        in earlier turns, the template does.
       reads: names of the arguments that the template may read.
       thinks: whether the template handles reasoning between the marks of `THINKING`.
-      tools: whether the template writes tools, tool calls and their results.
-      call_style: name in `tool_styles.STYLES` of the format of tool calls; None for another format.
+      tools: whether the template can write tools, tool calls and the results of calls.
+      call_style: name in `tool_styles.STYLES` of the format of tool calls; None if the format is
+        not among them.
     """
 
     name: str
@@ -70,12 +72,12 @@ class ChatTemplate(NamedTuple):
             )
 
 
-# Continues a text as it stands; the text is the last turn.
+# Continues a text as it is; the text is the last turn.
 NO_TEMPLATE = ChatTemplate(NONE, lambda turns, _: turns[-1]["content"], True)
 
 
 def user_turn(text: str) -> Turn:
-    """A user turn."""
+    """Return a user turn with this text."""
     return {"role": "user", "content": text}
 
 
@@ -85,14 +87,14 @@ def find_template(
     setting: str,
     arguments: Mapping[str, Any] | None = None,
 ) -> ChatTemplate:
-    """The chat template that a name chooses.
+    """Find the chat template that a name selects.
 
     Args:
-      name: "tokenizer" for the tokenizer's own template, the name of a built-in (see
-        `chat_formats`), the path of a Jinja file, or "none" for texts as they stand; None for the
-        tokenizer's own if it has one, else "none".
+      name: "tokenizer" for the tokenizer's own template, the name of a built-in format (see
+        `chat_formats`), the path of a Jinja file, or "none" for texts that are continued as they
+        are. None selects the tokenizer's own template if it has one, and "none" otherwise.
       files: the target's files, with the tokenizer that the template is for.
-      setting: the option or setting of the template, as it precedes the name in error messages.
+      setting: the option or setting that selects the template, which precedes the name in errors.
       arguments: arguments of the template, such as `{"enable_thinking": False}`.
 
     Raises:
@@ -106,8 +108,8 @@ def find_template(
         return template
     if template is NO_TEMPLATE:
         raise InputError(
-            f"{next(iter(given))!r:.80} is an argument of a chat template, but texts are continued "
-            "without one; leave it out."
+            f"{next(iter(given))!r:.80} is an argument of a chat template, but no chat template is "
+            "used; leave the argument out."
         )
     template.check_arguments(given)
 
@@ -145,7 +147,8 @@ def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatT
         )
     if not Path(name).is_file():
         raise InputError(
-            f"{setting}{name} is neither a file nor {OWN} nor a built-in ({', '.join(FORMATS)})."
+            f"{setting}{name} names no chat template; give a Jinja file, {OWN}, or a built-in "
+            f"format ({', '.join(FORMATS)})."
         )
     source = read_text(Path(name))
     return template_of(files.transformers_tokenizer, source, Path(name).name)
@@ -154,11 +157,11 @@ def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatT
 def template_of(
     loaded: Any, source: str | None = None, name: str = "the target's tokenizer"
 ) -> ChatTemplate:
-    """The chat template of a Jinja source.
+    """Return the chat template of a Jinja source.
 
     Args:
-      loaded: transformers' tokenizer, which renders the template.
-      source: the Jinja source; None for the tokenizer's own template.
+      loaded: tokenizer of transformers, which renders the template.
+      source: Jinja source; None takes the tokenizer's own template.
       name: the template's name in error messages.
 
     Raises:
@@ -190,7 +193,8 @@ def template_of(
         ) from None
     except Exception:  # a template is a program and may refuse this turn
         pass
-    # Decoded answers leave special tokens out, so reasoning between them could not be found.
+    # Decoded answers leave special tokens out, so reasoning between special tokens could not be
+    # found.
     unseen = special_tokens(loaded.backend_tokenizer).values()
     from redrafter_jax.text.tool_styles import style_of
 
@@ -215,7 +219,7 @@ def encode_turns(
     arguments: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """Token ids of a conversation, followed by the opening of an answer.
+    """Tokenize a conversation, followed by the opening of an answer.
 
     Args:
       template: the chat template.
@@ -263,11 +267,11 @@ class PromptFormat(NamedTuple):
         arguments: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """Token ids of a conversation; see `encode_turns`."""
+        """Tokenize a conversation; see `encode_turns`."""
         return encode_turns(self.template, self.tokenizer, turns, arguments, tools)
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a conversation's first message, or of a prompt."""
+        """Tokenize the first message of a conversation, or a prompt."""
         return self.encode([*self.opening, user_turn(text)])
 
 
@@ -289,17 +293,18 @@ def end_tokens(
     eos_token_ids: Sequence[int],
     conversations: Iterable[Sequence[Turn]],
 ) -> tuple[int, ...]:
-    """Ids of the tokens that end an answer, from the target, the tokenizer and the template.
+    """The ids of the tokens that end an answer, from the target, the tokenizer and the template.
 
-    The template's is the added token, special or not, with which it closes an answer: a target
-    whose config.json does not list this token among its end tokens would go on with a user turn.
+    The template's token is the added token, special or not, with which the template closes an
+    answer. If the target's config.json does not list this token among the end tokens, the target
+    would otherwise go on with a user turn.
 
     Args:
       template: the chat template.
       tokenizer: the target's tokenizer.
       eos_token_ids: ids of the tokens that end the target's texts.
-      conversations: conversations that end with a user turn; the first that the template can format
-        shows how it closes an answer.
+      conversations: conversations that end with a user turn. The first conversation that the
+        template can format shows how it closes an answer.
     """
     own = None if template.end is None else tokenizer.token_to_id(template.end)
     found = (_closing_token(template, tokenizer, turns) for turns in conversations)

@@ -1,4 +1,4 @@
-"""Grammars over a tokenizer with llguidance: the tokens that may come next."""
+"""Grammars over a tokenizer, with llguidance: they decide which tokens may come next."""
 
 import json
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class GrammarCompiler:
         self._kept = lru_cache(_KEPT)(self._compile)
 
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
-        """The grammar, compiled for the tokenizer.
+        """Compile a grammar for the tokenizer.
 
         Raises:
           InputError: a keyword of the schema is not supported, the grammar cannot be read,
@@ -51,20 +51,24 @@ class GrammarCompiler:
         try:
             return self.compile_stated("json_schema", json.dumps(grammar.json_schema))
         except RecursionError:
-            raise InputError("json_schema is nested too deeply; give a flatter one.") from None
+            raise InputError("json_schema is nested too deeply; give a flatter schema.") from None
         except TypeError as error:
             raise InputError(f"json_schema is not JSON: {_in_short(str(error))}") from None
 
     def prepare(self) -> None:
-        """Do now what compiling the first grammar would do: index the tokenizer.
+        """Index the tokenizer now, which otherwise happens when the first grammar is compiled.
 
         Raises:
-          InputError: as in `compile`.
+          InputError: llguidance is not installed, or cannot read the tokenizer.
         """
         _ = self._prepared
 
     def compile_stated(self, name: str, stated: str) -> "CompiledGrammar":
-        """As `compile`, of what `CompiledGrammar.stated` has, of this compiler or another's."""
+        """Compile a grammar from the two strings of `CompiledGrammar.stated`.
+
+        The strings may come from another compiler, for example from another process. Errors are
+        those of `compile`.
+        """
         return self._kept(name, stated)
 
     def _compile(self, name: str, stated: str) -> "CompiledGrammar":
@@ -93,7 +97,7 @@ class GrammarCompiler:
             ) from None
         if not self._end_tokens:
             raise InputError(
-                "A grammar needs an end token, and the target has none; give eos_token_ids."
+                "A grammar needs an end token, but the target has none; give eos_token_ids."
             )
         plain = Tokenizer.from_str(self._tokenizer.to_str())
         plain.no_padding()
@@ -114,7 +118,7 @@ class CompiledGrammar:
     Attributes:
       end_tokens: ids of the tokens that end a text.
       vocab_size: V of the target.
-      stated: "json_schema" or "regex", and its text.
+      stated: the kind of the grammar, "json_schema" or "regex", and its text.
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class CompiledGrammar:
         self._matcher = matcher
 
     def begin(self) -> "Matcher":
-        """The grammar's state before the first token of a text."""
+        """Return the state of the grammar before the first token of a text."""
         words = -(-self.vocab_size // 32)
         return Matcher(self._matcher.deep_copy(), self.end_tokens, words)
 
@@ -134,8 +138,8 @@ class CompiledGrammar:
 class Matcher:
     """The state of a grammar after the tokens of a text.
 
-    A mask is an int32 array in which each word holds 32 tokens, lowest bit first; a set bit allows
-    its token.
+    A mask is an int32 array in which each word holds 32 tokens, the first in the lowest bit. A set
+    bit allows the token.
     """
 
     def __init__(self, matcher: Any, end_tokens: frozenset[int], words: int) -> None:
@@ -146,7 +150,7 @@ class Matcher:
 
     @property
     def failed(self) -> str | None:
-        """The error that ended matching; None while there is none."""
+        """The error that has ended matching; None if there is none."""
         return _in_short(self._matcher.get_error()) if self._matcher.is_error() else None
 
     @property
@@ -157,18 +161,19 @@ class Matcher:
         return self._mask
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens that have no alternative, at most `most`."""
+        """The next tokens, as far as each is the only allowed token; at most `most`."""
         return self._matcher.compute_ff_tokens()[:most]
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Int[np.ndarray, "N words"]:
-        """Masks of the tokens after each node of a tree whose root is the text's last token.
+        """The masks after each node of a tree whose root is the last token of the text.
 
         All tokens are allowed after a node that the grammar forbids, after an end token, and after
         a padding node, whose token is -1.
         """
         out = np.full((len(tokens), self._words), -1, np.int32)
         out[0] = self.mask
-        # Each allowed node has its own copy of the state, so that errors leave the text's state.
+        # Each allowed node has its own copy of the state, so that an error does not change the
+        # state of the text.
         states = {0: self._matcher}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             if not node or token < 0 or token in self._end_tokens or parent not in states:
@@ -180,7 +185,7 @@ class Matcher:
         return out
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Advance the state by tokens that are decided."""
+        """Advance the state by decided tokens."""
         for token in tokens:
             if token in self._end_tokens:
                 return

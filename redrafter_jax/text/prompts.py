@@ -1,11 +1,11 @@
 """Reads prompts from JSON lines, checks them row by row, and tokenizes them.
 
-A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`:
-`{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`, where `turns` are the user's
-messages. `question_id` and `category` may accompany a prompt too; other keys are ignored.
+A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`: `{"question_id": 81,
+"category": "writing", "turns": ["...", "..."]}`, where `turns` are the messages of the user. A row
+with a prompt may also have `question_id` and `category`; other keys are ignored.
 
-A later turn follows the turns before it and the target's answers to them, as in Spec-Bench and
-MT-bench.
+As in Spec-Bench and MT-bench, the prompt of a later turn contains the earlier turns and the answers
+of the target.
 """
 
 import json
@@ -38,10 +38,10 @@ class Prompt(NamedTuple):
     """One row of a prompt file.
 
     Attributes:
-      name: the row's `question_id`, or its line number if it has none.
-      turns: the user's messages, at least one; a `prompt` is a single turn.
+      name: the row's `question_id`; without one, its line number.
+      turns: messages of the user, at least one. A row with a `prompt` has one turn.
       category: the row's category; None if it has none.
-      place: file and line, for error messages.
+      place: file and line of the row, for errors.
       number: index of the row in the file, from 0.
     """
 
@@ -58,13 +58,13 @@ class Prompt(NamedTuple):
 
 
 class EncodedPrompts(NamedTuple):
-    """Tokenized prompts, one row per turn: all first turns, then all second turns, and so on.
+    """Tokenized prompts, one row per turn: first all first turns, then all second turns, and so on.
 
     Attributes:
-      prompts: the prompt of each row, in the order of the file within a turn.
-      turns: the number of each row's turn, from 1.
+      prompts: the prompt of each row; within a turn, in the order of the file.
+      turns: the number of the turn of each row, from 1.
       rows: token ids of each row, up to the beginning of the answer.
-      template: the name of the chat template; "none" for texts as they stand.
+      template: name of the chat template; "none" for texts that are continued as they are.
       stop_tokens: ids of the tokens that end an answer.
     """
 
@@ -94,7 +94,7 @@ class PromptEncoding(NamedTuple):
 
 
 def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> list[Prompt]:
-    """The first `count` prompts of a JSONL file, or all of them.
+    """Read the first `count` prompts of a JSONL file, or all of them.
 
     Args:
       path: path of the file.
@@ -102,8 +102,8 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
       turns: the turns of each prompt to keep; all turns are checked.
 
     Raises:
-      InputError: the file cannot be read, a row is malformed (the message names its line), or
-        there are fewer than `count` rows.
+      InputError: the file cannot be read, there are fewer than `count` rows, or a row is malformed;
+        the error names its line.
     """
     # Not splitlines, which would split at separators that JSON strings may hold.
     lines = read_text(path).removesuffix("\n").split("\n")
@@ -114,21 +114,21 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
     ]
     if count is not None and count > len(prompts):
         raise InputError(
-            f"prompt_count is {count}, but {path} holds {len(prompts)} prompts; lower it or leave "
-            "it out."
+            f"prompt_count is {count}, but {path} holds {len(prompts)} prompts; lower prompt_count "
+            "or leave it out."
         )
     kept = None if turns == "all" else turns
     return [prompt._replace(turns=prompt.turns[:kept]) for prompt in prompts[:count]]
 
 
 def rows_decoded(prompts: Sequence[Prompt]) -> list[int]:
-    """Numbers of rows that are decoded together: those of each turn, then those of all turns."""
+    """The numbers of rows that are decoded together: for each turn, and for all turns together."""
     turns = Counter(turn for prompt in prompts for turn, _ in enumerate(prompt.turns))
     return [*turns.values(), turns.total()]
 
 
 def encode_prompts(encoding: PromptEncoding, prompts: Sequence[Prompt]) -> EncodedPrompts:
-    """The first turn of every prompt, tokenized with the template and never truncated.
+    """Tokenize the first turn of every prompt with the template; nothing is truncated.
 
     Without a template, the tokenizer adds its own special tokens.
 
@@ -139,7 +139,7 @@ def encode_prompts(encoding: PromptEncoding, prompts: Sequence[Prompt]) -> Encod
     for prompt in prompts:
         if encoding.template is NO_TEMPLATE and len(prompt.turns) > 1:
             raise InputError(
-                f"{prompt.place}: the question has {len(prompt.turns)} turns, and without a chat "
+                f"{prompt.place}: the question has {len(prompt.turns)} turns, but without a chat "
                 "template only one can be asked; give a chat template, or turns=1 for the first "
                 "turn only."
             )
@@ -153,17 +153,16 @@ def encode_later_turns(
     asked: EncodedPrompts,
     answer: Callable[[EncodedPrompts], Sequence[Sequence[int]]],
 ) -> EncodedPrompts:
-    """The first turns followed by all later turns, each after the answers to the turns before it.
+    """Return the first turns and all later turns, each after the answers to the turns before it.
 
     Args:
       encoding: the encoding of the first turns.
       asked: the first turns, from `encode_prompts`.
-      answer: a function of tokenized prompts that returns each row's new tokens, with or without a
-        stop token at the end; called once per turn except the last, with the prompts that have
-        another turn.
+      answer: function from tokenized prompts to the new tokens of each row, with or without a stop
+        token at the end. It is called for every turn that another turn follows.
 
     Raises:
-      InputError: as in `encode_prompts`.
+      InputError: the errors of `encode_prompts`.
     """
     conversations = {prompt.number: [user_turn(prompt.text)] for prompt in asked.prompts}
     latest = whole = asked
@@ -191,12 +190,13 @@ def encode_later_turns(
 def tokenize_to_length(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, first: int, length: int
 ) -> list[int]:
-    """Token ids of exactly `length` tokens of real text: prompts joined in order, then truncated.
+    """Return exactly `length` tokens of real text: the joined prompts, truncated.
 
-    The text begins with prompt `first` and wraps around after the last prompt.
+    The text begins with prompt number `first`, and goes on with the first prompt after the last
+    one.
 
     Raises:
-      InputError: the tokenizer makes no tokens of the prompts.
+      InputError: the prompts have no tokens.
     """
     counts = [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
     if sum(counts) == 0:
@@ -208,7 +208,7 @@ def tokenize_to_length(
     for index in islice(cycle(range(len(prompts))), first, None):
         text += prompts[index].text
         most += counts[index]
-        # The joined text may have fewer tokens than its parts, so it is tokenized only now.
+        # The joined text may have fewer tokens than its parts, so its tokens are counted only now.
         if most >= length:
             tokens = tokenizer.encode(text).ids
         if len(tokens) >= length:
@@ -222,10 +222,10 @@ def _encode_turn(
     conversations: Sequence[Sequence[Turn]],
     stop_tokens: tuple[int, ...],
 ) -> EncodedPrompts:
-    """The last turn of each conversation, after the turns before it.
+    """Tokenize conversations, each of which ends with the turn to answer.
 
     Raises:
-      InputError: as in `encode_prompts`.
+      InputError: the errors of `encode_prompts`.
     """
     rows, asked_turns = [], [(len(turns) + 1) // 2 for turns in conversations]
     for prompt, turns, number in zip(prompts, conversations, asked_turns, strict=True):

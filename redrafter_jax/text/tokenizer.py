@@ -9,9 +9,9 @@ from redrafter_jax.errors import InputError
 
 
 def require_text(text: str, name: str) -> None:
-    """Refuse text with lone surrogates, which no tokenizer takes; the error names the text `name`.
+    """Refuse text with lone surrogates, which no tokenizer takes; the error calls it `name`.
 
-    Lone surrogates come from JSON escapes and from command-line bytes that are not UTF-8.
+    Lone surrogates come from JSON escapes, and from command-line bytes that are not UTF-8.
     """
     try:
         text.encode()
@@ -23,18 +23,18 @@ def require_text(text: str, name: str) -> None:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text; unlike `Tokenizer.encode`, it does not block other threads."""
+    """Tokenize a text; unlike `Tokenizer.encode`, this does not block other threads."""
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Spellings of the special tokens by id."""
+    """The special tokens as text, by id."""
     added = tokenizer.get_added_tokens_decoder()
     return {token: spelt.content for token, spelt in added.items() if spelt.special}
 
 
 def with_visible(tokenizer: Tokenizer, spellings: Sequence[str]) -> Tokenizer:
-    """The tokenizer, or a copy that shows the special tokens with these spellings in its texts."""
+    """Return the tokenizer, or a copy whose decoded texts show these special tokens."""
     if not set(spellings) & set(special_tokens(tokenizer).values()):
         return tokenizer
     stated = json.loads(tokenizer.to_str())
@@ -44,12 +44,12 @@ def with_visible(tokenizer: Tokenizer, spellings: Sequence[str]) -> Tokenizer:
 
 
 def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
-    """Stop strings split into ids of special tokens and the remaining strings.
+    """Split stop strings into the ids of special tokens and the remaining strings.
 
-    Decoded text leaves special tokens out, so a stop string would never match them there.
+    Decoded text leaves special tokens out, so the text would never match their strings.
 
     Raises:
-      InputError: a string holds a special token and other text.
+      InputError: a string holds a special token together with other text.
     """
     tokens, others = [], []
     special = special_tokens(tokenizer)
@@ -71,23 +71,24 @@ Detokenize = Callable[[list[int]], str]
 """A function from token ids to text, such as a tokenizer's `decode`."""
 
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
-# A character has at most four bytes, so only the last three undecodable bytes can become one.
+# A character has at most four bytes, so only the last three undecodable bytes can still become a
+# character.
 _MOST_PENDING = 3
-# Number of the prompt's last tokens to decode with, at first.
+# Number of the prompt's last tokens that are first decoded together with new tokens.
 _CONTEXT = 16
 
 
 class TextStream:
     """Incremental detokenizer that releases text when its characters are complete.
 
-    Text that may begin a stop string is held back. All pieces together are the text of the tokens
-    after the prompt, up to the stop string that is completed first, however the text is split into
-    tokens.
+    Text that may begin a stop string is held back. All released pieces together are the text of the
+    tokens after the prompt, up to the stop string that is completed first. This does not depend on
+    how the text is split into tokens.
 
     Decoders with byte fallback (Llama 2, Mistral) decode a run of bytes as a whole: while its last
-    character is incomplete, the characters before it become undecodable too. Characters that were
-    released when they were complete stay as they were, and bytes that never form a character become
-    replacement characters.
+    character is incomplete, the characters before it become undecodable too. Characters that have
+    been released stay as they were. Bytes that never form a character become replacement
+    characters.
 
     Stop strings are only looked for after the text of the first `min_tokens` tokens.
 
@@ -121,13 +122,13 @@ class TextStream:
         self._in_prompt = text[len(self._shown) :]
 
     def push(self, token: int) -> str:
-        """The text that this token releases; it may be empty."""
+        """Return the text that this token releases; it may be empty."""
         self._tokens.append(token)
         self._waits -= 1
         return self._release(self._advance())
 
     def finish(self) -> str:
-        """The text that was held back; incomplete characters become replacement characters.
+        """Release the text that was held back; incomplete characters become replacement characters.
 
         A second call returns "".
         """
@@ -160,8 +161,8 @@ class TextStream:
             self._base = self._shown = text[:same]
             return text, False
         raise InputError(
-            f"detokenize changes {self._shown[-20:]!r} when further tokens follow; give a function "
-            "that does not clean up spaces, so that text can be shown before the next token."
+            f"detokenize changes the text {self._shown[-20:]!r} when further tokens follow, so it "
+            "cannot be shown before them; give a function that does not clean up spaces."
         )
 
     def _rebase(self, text: str, broken: bool) -> None:
@@ -191,7 +192,7 @@ class TextStream:
 
 
 def _context(detokenize: Detokenize, prompt: Sequence[int]) -> list[int]:
-    """The prompt's last tokens, enough to have text that does not begin within a character."""
+    """The last tokens of the prompt, enough to have text that does not begin within a character."""
     length = _CONTEXT
     while length < len(prompt):
         text = detokenize(list(prompt[-length:]))
@@ -216,7 +217,7 @@ def _certain(text: str) -> str:
 
 
 def shared_length[Item](one: Sequence[Item], other: Sequence[Item]) -> int:
-    """The length of the longest common prefix of two texts or two rows of tokens."""
+    """The length of the longest common prefix of two texts or of two lists of tokens."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
 

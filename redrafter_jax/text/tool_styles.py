@@ -14,12 +14,13 @@ class ToolStyle(NamedTuple):
     Attributes:
       opens: the mark before a call, or before several calls.
       closes: the mark after a call.
-      before: characters that may precede the object, besides white space.
-      after: characters that may follow the object, besides white space.
+      before: characters, besides white space, that may precede the object.
+      after: characters, besides white space, that may follow the object.
       bare: whether an object at the start of an answer is a call even without the mark.
-      repeats: whether further objects after a call are calls without another mark.
-      named: whether the name may precede the object, which then holds only the arguments.
-      signs: strings in chat templates of targets that write this format; any of them suffices.
+      repeats: whether objects that follow a call directly are further calls without another mark.
+      named: whether the name of the tool may precede the object, which then holds only the
+        arguments.
+      signs: strings in chat templates of targets that write this format; one of them is enough.
     """
 
     opens: str
@@ -56,9 +57,9 @@ STYLES = {
     ),
 }
 
-# Marks of the style "mistral" before the arguments, and before a call's identifier.
+# Marks of the style "mistral": before the arguments, and before the identifier of a call.
 ARGUMENTS_MARK, IDENTIFIER_MARK = "[ARGS]", "[CALL_ID]"
-# Signs of templates whose calls are not JSON, such as Qwen 3 Coder's.
+# Strings in chat templates whose calls are not JSON, such as the template of Qwen 3 Coder.
 _OTHER_SIGNS = ("<function=",)
 
 
@@ -83,7 +84,7 @@ class ToolFormat(NamedTuple):
 
 
 def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
-    """The format with the style `name` of `STYLES` and a target's tokenizer."""
+    """Return the format whose style in `STYLES` has this name, for a target's tokenizer."""
     style = STYLES[name]
     return ToolFormat(style, with_visible(tokenizer, _marks(style)))
 

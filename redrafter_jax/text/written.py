@@ -14,7 +14,7 @@ class Written(NamedTuple):
     """Tokenized prompts.
 
     Attributes:
-      prompts: the prompts, with conversations and texts as token ids and all else as given.
+      prompts: the prompts: conversations and texts as token ids, other prompts as they were given.
       end_tokens: ids of the tokens that end an answer.
       decode: the function from token ids to text.
     """
@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
 
 def is_written(prompts: Any) -> bool:
-    """Whether prompts are a text or a conversation, or a list that holds at least one."""
+    """Whether prompts are a text or a conversation, or a list with at least one of these."""
     return _is_one(prompts) or (_is_list(prompts) and any(map(_is_one, prompts)))
 
 

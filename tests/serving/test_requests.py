@@ -61,7 +61,7 @@ def test_too_many_prompts_are_refused_unread(base: str, monkeypatch: pytest.Monk
 
 def test_unknown_routes_and_methods_are_told(base: str) -> None:
     for path in ("/v1/files", "/openapi.json"):
-        assert "is no route" in HTTP.get(f"{base}{path}").json()["error"]["message"]
+        assert "is not a route" in HTTP.get(f"{base}{path}").json()["error"]["message"]
     answer = HTTP.get(f"{base}/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["message"].endswith("does not take GET.")
@@ -95,10 +95,10 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"prompt": []}, "prompt", "none empty"),
         ({"prompt": ""}, "prompt", "empty; it needs at least one token"),
         ({"prompt": "a" * 120}, "prompt", "120 tokens and 16 new ones"),
-        (IMAGE, "messages.0.content", "only parts .* are supported, not 'image_url'"),
+        (IMAGE, "messages.0.content", "parts of type 'image_url' are not supported"),
         ({"messages": [{"role": "critic"}]}, "messages.0.role", "'system', 'developer', 'user', "),
         (CHAT | {"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
-        (CHAT | {"logprobs": True, "top_logprobs": 6}, "top_logprobs", "tells 5 at most"),
+        (CHAT | {"logprobs": True, "top_logprobs": 6}, "top_logprobs", "returns 5 at most"),
         (CHAT | {"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens", "the same"),
         (CHAT | {"max_completion_tokens": 500}, "max_completion_tokens", "500 new .* room for 120"),
         (CHAT | {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),

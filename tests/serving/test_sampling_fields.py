@@ -104,11 +104,11 @@ def test_scores_of_the_prompt_are_told_as_vllm_does(base: str, habitual_target: 
         ({"frequency_penalty": -3}, "frequency_penalty", "-2 or more and at most 2"),
         ({"repetition_penalty": 0}, "repetition_penalty", "0.01 or more and at most 100"),
         ({"logit_bias": {"3": 101}}, "logit_bias", "has 3: 101.0; token ids start at 0"),
-        ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is no token; give the number of one"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is not a token id; give the id"),
         ({"logit_bias": {"24": 1}}, "logit_bias", "token 24, outside the vocabulary of 24"),
         ({"min_tokens": 9}, "min_tokens", "min_tokens is 9, but the limit on new tokens is 8"),
-        ({"prompt_logprobs": 6}, "prompt_logprobs", "this server tells 5 at most"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "a stream does not tell"),
+        ({"prompt_logprobs": 6}, "prompt_logprobs", "this server returns 5 at most"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "a stream cannot hold"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(

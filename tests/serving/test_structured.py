@@ -99,7 +99,7 @@ def test_vllms_names_are_taken(base: str, asked: dict[str, Any], matches: set[st
         ({"response_format": {"type": "json_schema"}}, "give both"),
         ({"response_format": {"type": "grammar"}}, "json_object"),
         ({"structured_outputs": {"regex": "("}}, "regex cannot be used"),
-        ({"structured_outputs": {}}, "give one of json, regex and json_object"),
+        ({"structured_outputs": {}}, "give exactly one of json, regex and json_object"),
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "leave min_tokens out"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "leave ignore_eos out"),
     ],

@@ -48,7 +48,7 @@ def test_a_conversation_is_the_prompt_of_the_same_chat(chatty: str) -> None:
 @pytest.mark.parametrize(
     ("route", "asked", "field", "words"),
     [
-        ("tokenize", {}, "prompt", "give a prompt or messages"),
+        ("tokenize", {}, "prompt", "give either a prompt or messages"),
         ("tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt", ""),
         ("tokenize", {"messages": [{"role": "user"}]}, "messages.0.content", "is missing"),
         ("tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt", ""),

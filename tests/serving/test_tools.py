@@ -151,7 +151,7 @@ def test_the_names_of_many_tools_are_compared_in_little_time() -> None:
             "'sub' is not among the tools",
         ),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "it needs tools"),
-        ({"tools": [ADD, ADD]}, "tools", "two tools are called 'add'"),
+        ({"tools": [ADD, ADD]}, "tools", "two tools have the name 'add'"),
         (
             {"response_format": {"type": "json_object"}},
             "tool_choice",

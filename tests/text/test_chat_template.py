@@ -113,7 +113,7 @@ def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -
     with pytest.raises(InputError, match=r"give a file with --chat-template FILE\.$"):
         find_template("tokenizer", files_with(byte_tokenizer(), folder), "--chat-template ")
     with pytest.raises(
-        InputError, match=r"^--chat-template vicunna is neither a file nor .*chatml"
+        InputError, match=r"^--chat-template vicunna names no chat template; .*chatml"
     ):
         load(folder, "vicunna")
 

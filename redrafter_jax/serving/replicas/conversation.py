@@ -5,14 +5,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Number of a text's first characters in its key: about as many as a shared cache page holds.
+# Number of first characters of a text that its key depends on; a shared cache page holds about this
+# many.
 _BEGINNING = 256
 
 
 def conversation_key(body: bytes) -> str:
-    """A key that all requests of one conversation share: a digest up to its first user turn.
+    """Return a key that all requests of a conversation share.
 
-    For a prompt, the key is a digest of its beginning; other bodies have fixed keys.
+    The key is a digest of the conversation up to its first user turn, or of the beginning of a
+    prompt. Other bodies have fixed keys.
     """
     try:
         asked = json.loads(body)
@@ -24,7 +26,7 @@ def conversation_key(body: bytes) -> str:
     if isinstance(turns, list):
         return _digest([asked.get("tools"), _opening(turns)])
     items = asked.get("input")
-    if isinstance(items, str):  # as it is sent back with later turns
+    if isinstance(items, str):  # later requests send the text back as an item
         items = [{"role": "user", "content": items}]
     if isinstance(items, list):
         return _digest([asked.get("tools"), asked.get("instructions"), _opening(items)])
@@ -43,11 +45,11 @@ def _digest(value: Any) -> str:
 
 
 def ranked(key: str, loads: Mapping[str, int], slack: int) -> list[str]:
-    """The replicas in a conversation's order of preference.
+    """Return the replicas in a conversation's order of preference.
 
-    Each key has its own order over all replicas (rendezvous hashing), so nothing is stored, and
-    when a replica is lost, only its conversations move. Replicas with over `slack` requests more
-    than the least loaded replica come last.
+    Each key has its own order over all replicas (rendezvous hashing). So nothing is stored, and
+    when a replica is lost, only its conversations move. Replicas with more than `slack` requests
+    above the least loaded replica come last.
 
     Args:
       key: the conversation's key.

@@ -26,7 +26,8 @@ NAME = "redrafter"
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 30.0
 # Seconds after the drain in which a replica sends errors for answers that it cut off.
 _GRACE = 5.0
-# Requests that the endpoint forwards at a time, in effect unlimited: the replicas have limits.
+# Number of requests that the endpoint forwards at a time; in effect unlimited, because the replicas
+# have limits.
 _HANDED_ON = 10_000
 
 
@@ -46,7 +47,7 @@ class Endpoint:
 
 
 class GuardedFront:
-    """The endpoint's deployment: one process, whose loss ends all streams."""
+    """The deployment of the endpoint, which is one process; all streams end if it is lost."""
 
     def __init__(self, engines: Any, endpoint: Endpoint, max_body: int) -> None:
         front = Front(engines)
@@ -70,7 +71,7 @@ def make_application(
     *,
     log_prompts: bool = False,
 ) -> serve.Application:
-    """The application; each replica calls `load`, which must be picklable."""
+    """Build the application; each replica calls `load`, which must be picklable."""
     few, most = replicas.replicas or 1, replicas.max_replicas
     gpus = replicas.replica_gpus
     if gpus is None:
@@ -130,7 +131,7 @@ class Cluster:
             cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
             raise InputError(
                 f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, where no cluster can be joined: "
-                f"{cause}; start one by `ray start --head`, or unset RAY_ADDRESS."
+                f"{cause}; start a cluster with `ray start --head`, or unset RAY_ADDRESS."
             ) from None
 
     def deploy(self, application: serve.Application, endpoint: Endpoint) -> None:

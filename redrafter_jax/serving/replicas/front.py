@@ -34,16 +34,16 @@ _SENT = frozenset(
 class Front:
     """The ASGI application of the endpoint.
 
-    If a replica is lost, its streams end with one error event, those of `/v1/responses` too. A
-    request that has not sent any output is retried once on another replica. The endpoint itself is
-    one process: if it is lost, the streams of all replicas break off.
+    If a replica is lost, its streams end with one error event, also in `/v1/responses`. A request
+    of which no output has been sent is retried once on another replica. The endpoint itself is one
+    process: if it is lost, the streams of all replicas break off.
 
     Args:
       engines: Ray Serve's handle of the replicas.
 
     Attributes:
-      counts: counts of the requests that no replica has counted, because the endpoint refused them
-        or their replica was lost.
+      counts: counts of the requests that no replica counts, because the endpoint refused them or
+        their replica was lost.
     """
 
     def __init__(self, engines: DeploymentHandle) -> None:
@@ -98,7 +98,7 @@ class Front:
             except BackPressureError:
                 raise ApiError(
                     429,
-                    "All replicas are busy, and as many requests wait as may; ask later.",
+                    "All replicas are busy and their queues are full; ask again later.",
                     code="queue_full",
                     headers={"Retry-After": "1"},
                 ) from None

@@ -68,7 +68,7 @@ class EngineReplica:
         async def answer() -> None:
             try:
                 await self._app(scope, receive, messages.put)
-            except Exception:  # the client has got an error response
+            except Exception:  # the client has already received an error
                 _log.exception("A request failed.")
             finally:
                 messages.put_nowait(None)
@@ -87,7 +87,7 @@ class EngineReplica:
         return name, self._service.metrics.page().decode()
 
     def check_health(self) -> None:
-        """Raise if the engine has ended; Ray Serve then replaces the replica."""
+        """Raise an error if the engine has ended; Ray Serve then replaces the replica."""
         if (status := self._service.worker.status) != "ready":
             raise RuntimeError(f"the engine is {status}")
 

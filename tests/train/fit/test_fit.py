@@ -99,7 +99,7 @@ def test_a_folder_of_another_fit_is_refused(
         ("none", "A head is fitted on conversations, and --chat-template none gives them no temp"),
         ("chatml", "--chat-template chatml needs the token '<|im_start|>', but the tokenizer of"),
         ("tokenizer", "has no chat template; save one beside it as chat_template.jinja, or"),
-        ("missing", "--chat-template missing is neither a file nor tokenizer nor a built-in"),
+        ("missing", "--chat-template missing names no chat template"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused_before_the_probe(
