@@ -1,4 +1,4 @@
-"""Recurrent speculative decoding in JAX: the target's own text, in fewer target calls."""
+"""Recurrent speculative decoding in JAX: the same text as the target's, in fewer target calls."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 # The module of each public name, imported on first use, so that the help of a command needs no JAX.
-# None of these modules may have the name of a public object, which it would hide.
+# No module may have the name of a public object, because the module would hide the object.
 _MODULES = {
     "files.drafter_files": ("load_drafter", "save_drafter"),
     "files.real_models": ("fetch",),

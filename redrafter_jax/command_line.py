@@ -1,4 +1,4 @@
-"""Command-line parsing, error reporting and exit codes of every command. Needs no JAX."""
+"""Parsing of options, reports of errors and exit codes of every command; JAX is not needed."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 
 from redrafter_jax.errors import InputError
 
-# The exit code by which shells report a command ended by Ctrl-C.
+# The exit code with which shells report a command that Ctrl-C has ended.
 _INTERRUPTED = 130
 # Seconds to wait before a failed process exits: for other processes of the job to report the same
 # failure, and for other threads to end.
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     def unknown_option(self, words: Sequence[str]) -> str | None:
         """Return the first word that looks like an option but is not one.
 
-        argparse would first complain about missing required options.
+        argparse itself would first complain about missing required options.
         """
         for word in takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
@@ -51,14 +51,14 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def meant_option(self, word: str) -> str | None:
-        """Return the option closest in spelling to a word, or one that a `-word` begins."""
+        """Return the option that a misspelled word means or a `-word` begins; None if unknown."""
         name, options = word.partition("=")[0], list(self._option_string_actions)
         near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
         near += [option for option in options if option.startswith(f"-{name}")]
         return near[0] if near else None
 
     def refuse_mistyped(self, words: Sequence[str]) -> None:
-        """Raise an error for a word that looks like an option but is not one, with a suggestion."""
+        """Refuse a word that looks like an option but is not one; the error suggests an option."""
         if word := self.unknown_option(words):
             meant = self.meant_option(word)
             hint = f"did you mean {meant}?" if meant else f"see {self.prog} --help."
@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_processes(parser: argparse.ArgumentParser) -> None:
-    """Options of a command that several processes may run as one job."""
-    title = "one of several processes that are one job (SLURM and Open MPI are known without)"
+    """Add the options of a command that several processes may run as one job."""
+    title = "one of several processes that are one job (not needed with SLURM and Open MPI)"
     add = parser.add_argument_group(title).add_argument
     add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
     add("--num-processes", type=int, metavar="N", help="number of processes")
@@ -75,14 +75,14 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
 
 
 def program_name(command: str = "") -> str:
-    """Return `python -m name command` if Python was started so, else `name command`."""
+    """Return `python -m name command` if Python was started so, otherwise `name command`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
     return f"{module or Path(sys.argv[0]).name} {command}".rstrip()
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command; an `InputError` is printed to stderr as its sentence, with exit code 2.
+    """Run a command; the message of an `InputError` is printed to stderr, with exit code 2.
 
     With `--debug` on the command line, the traceback of any error is printed first. Ctrl-C exits
     with code 130 as soon as Python regains control, without waiting for work that JAX still runs.
@@ -96,7 +96,7 @@ def run(main: Callable[[], None]) -> None:
         if code != _INTERRUPTED or process == 0:
             time.sleep(_GRACE)
         _exit_now(code)
-    # Python's usual exit would wait for a program that still runs, or abort the process.
+    # Python's usual exit would wait for a device program that still runs, or abort the process.
     if code == _INTERRUPTED:
         _exit_now(code)
     if code:
@@ -105,7 +105,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _exit_code(main: Callable[[], None]) -> int:
-    """Run a command and return its exit code; print errors that the user can fix, raise others."""
+    """Run a command and return its exit code; print errors that users can fix, raise others."""
     try:
         with _ctrl_c_in_callbacks():
             main()
@@ -129,8 +129,8 @@ def _exit_code(main: Callable[[], None]) -> int:
 def _end_by_itself(code: int) -> None:
     """Make a process whose command has failed exit soon after its main thread has ended.
 
-    Python waits for all threads, and those of an orbax save that could not begin wait ten minutes
-    for a folder that is never made.
+    Python waits for all threads, and the threads of an orbax save that could not begin wait ten
+    minutes for a folder that is never made.
     """
 
     def watch() -> None:
@@ -149,7 +149,10 @@ def _report_interrupt() -> int:
 
 @contextlib.contextmanager
 def _ctrl_c_in_callbacks() -> Generator[None]:
-    """Handle Ctrl-C in callbacks too (JAX has one at garbage collection); Python ignores it."""
+    """Handle Ctrl-C also in callbacks, where Python ignores it.
+
+    JAX has such a callback at garbage collection.
+    """
     before = sys.unraisablehook
 
     def hook(event: "sys.UnraisableHookArgs") -> None:
@@ -166,7 +169,10 @@ def _ctrl_c_in_callbacks() -> Generator[None]:
 
 @contextlib.contextmanager
 def ctrl_c_ends_at_once() -> Generator[None]:
-    """Exit at once on Ctrl-C while JAX is imported: an extension would turn it into ImportError."""
+    """Exit at once on Ctrl-C while JAX is imported.
+
+    An extension module would turn the interrupt into an ImportError.
+    """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: _exit_now(_report_interrupt()))
@@ -177,7 +183,7 @@ def ctrl_c_ends_at_once() -> Generator[None]:
 
 
 def _sentence(error: Exception) -> str | None:
-    """Return the sentence for an error that the user can fix; None for others."""
+    """Return the message for an error that users can fix; None for other errors."""
     if isinstance(error, InputError):
         return str(error)
     # Any write can fail because the disk is full or the folder has been removed.
@@ -188,7 +194,7 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _process_index() -> int | None:
-    """Return the index of this process in a job of several processes; None for a single process."""
+    """Return the index of this process in a job of several processes; None for a single one."""
     # A module that is still being imported lacks its later attributes.
     distributed = getattr(sys.modules.get("jax"), "distributed", None)
     if distributed is None or not distributed.is_initialized():
@@ -218,7 +224,7 @@ _LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
 
 
 def end_at_once(error: Exception) -> NoReturn:
-    """End this process, from any thread, as `run` ends a command that raises this error."""
+    """End this process, from any thread, as `run` would end a command that raises this error."""
     _write("stderr", f"error: {_sentence(error) or error}\n")
     _exit_now(2)
 
@@ -236,10 +242,10 @@ def _report_failure(error: Exception, process: int) -> None:
 
 
 def call_program(program: Literal["train", "eval"], entry_point: str, *arguments: Any) -> None:
-    """Call a function of the training or the evaluation program, given as `module:function`.
+    """Call a function, `module:function`, of the training or the evaluation program.
 
-    In a wheel the two programs are packages below `redrafter_jax`; in a checkout or an editable
-    installation they are the folders `train` and `eval`.
+    In a wheel, the two programs are packages below `redrafter_jax`. In a checkout or an editable
+    installation, they are the folders `train` and `eval`.
 
     Raises:
       InputError: a package that the program needs is not installed.
@@ -259,20 +265,20 @@ def call_program(program: Literal["train", "eval"], entry_point: str, *arguments
 
 
 def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
-    """Raise an error for a first word that is not a command, an option or an override."""
+    """Refuse a first word that is not a command, an option or an override."""
     known = list(commands)
     if not word or word.startswith("-") or "=" in word or word in known:
         return
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known commands: {', '.join(known)}."
-    raise InputError(f"{word!r} is no command; {hint}")
+    raise InputError(f"{word!r} is not a command; {hint}")
 
 
 def make_folder(folder: Path, name: str) -> None:
     """Make a folder for a command's output, before anything slow is done.
 
     Raises:
-      InputError: the folder cannot be made; `name`, its setting, is in the sentence.
+      InputError: the folder cannot be made; the error calls it `name`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -281,11 +287,11 @@ def make_folder(folder: Path, name: str) -> None:
 
 
 def make_folder_of(file: Path, name: str) -> None:
-    """Make the folder of a command's output file, and refuse a folder given as the file.
+    """Make the folder of a command's output file; refuse a folder in place of the file.
 
     Raises:
-      InputError: the folder cannot be made, or the file is a folder; `name` is its setting.
+      InputError: the folder cannot be made, or the file is a folder; the error calls it `name`.
     """
     make_folder(file.parent, f"the folder of {name}")
     if file.is_dir():
-        raise InputError(f"{name} is {file}, a folder; name a file in it.")
+        raise InputError(f"{name} is {file}, which is a folder; name a file.")

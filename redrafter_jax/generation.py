@@ -46,16 +46,17 @@ class Generation(NamedTuple):
         without a drafter.
       accept_counts: [B, P]; entry (b, c - 1) is the number of target calls that gained c tokens for
         row b.
-      accepted_by: for each source of drafted tokens ("recurrent", "lookup"), the number of its
-        accepted tokens per row. A token that two sources propose counts for the first one. The last
-        token of a call counts as the target's bonus token, even where the row's end cuts it short.
+      accepted_by: for each source of drafted tokens ("recurrent", "lookup"), the number of accepted
+        tokens per row. If two sources propose a token, it counts for the first one. The last token
+        of a call counts as the target's bonus token, even if the end of the row cuts the call
+        short.
       log_probs: per row, the log-probability of each new token under the target at temperature 1,
         without filters; None unless `log_probs` is set.
       texts: per row, the decoded text of the new tokens, without the stop token; None without a
         tokenizer.
       prompt_log_probs: per row, the log-probabilities of the prompt's tokens from the second token
         on, computed like `log_probs`; None unless `prompt_log_probs` is set.
-      mirror: counts of how often drafted trees were ready in time; None without `mirror`.
+      mirror: counts of how often trees had been drafted in time; None without `mirror`.
     """
 
     tokens: list[list[int]]
@@ -91,32 +92,32 @@ def generate(
     tokenizer: Any = None,
     mirror: MirrorConfig | None = None,
 ) -> Generation:
-    """Generate the text of `generate_autoregressive` in fewer target calls.
+    """Generate the same text as `generate_autoregressive`, in fewer target calls.
 
     Args:
       target: the target model, from `load_target`.
       drafter: the drafter, from `load_drafter` (a head trained for this target, a smaller model
         with the target's vocabulary, or a part of the target itself), or `PromptLookup()`; None for
         autoregressive decoding.
-      prompts: token ids, as a ragged list of lists or of arrays, as an array [B T], or as returned
-        without padding by a tokenizer of transformers, for example by
-        `apply_chat_template(turns)`. With `tokenizer` also a conversation (a list of turns such as
-        `{"role": "user", "content": "Hi"}`), a text to continue, or a list of either.
-      max_new_tokens: maximum number of new tokens, one for all rows or one per row.
-      tree: the shape of the drafted trees, or the tuner's table of the fastest shapes, from
-        `load_tree_table`; None uses the drafter's default: `TreeConfig()` for a head, a chain for
-        a model.
+      prompts: token ids: a ragged list of lists or of arrays, an array [B T], or the unpadded
+        result of a tokenizer of transformers, for example of `apply_chat_template(turns)`. With
+        `tokenizer` also a conversation (a list of turns such as `{"role": "user", "content":
+        "Hi"}`), a text to continue, or a list of conversations or texts.
+      max_new_tokens: maximum number of new tokens: one number for all rows, or one per row.
+      tree: the shape of the drafted trees, or a table of the fastest shapes from `load_tree_table`.
+        None uses the drafter's default: `TreeConfig()` for a head, a chain for a model.
       adaptive: whether to decode without drafting while a tree gains less than it costs; None means
         True unless `tree` is a `TreeConfig`.
-      sampling: the sampling settings, one for all rows or one per row; None is greedy decoding.
-      seeds: one random seed per row, not necessarily distinct; None uses 0, 1, 2, ...
-      eos_token_ids: stop tokens, one list for all rows or one per row; None uses the target's stop
+      sampling: sampling settings: one for all rows, or one per row; None is greedy decoding.
+      seeds: one random seed per row; seeds may be equal. None uses 0, 1, 2, ...
+      eos_token_ids: stop tokens: one list for all rows, or one per row. None uses the target's stop
         tokens and the tokenizer's end-of-turn tokens; () never stops.
       log_probs: whether to return the log-probability of every new token.
       prompt_log_probs: whether to return the log-probabilities of the prompts' tokens.
-      grammars: constraint on the new text, one for all rows or one per row; None is unconstrained.
-        A `Grammar` needs `tokenizer` and the package llguidance.
-      tokenizer: from `load_tokenizer`; encodes conversations and texts, and decodes `texts`.
+      grammars: constraint on the new text: one for all rows, or one per row; None for no
+        constraint. A `Grammar` needs `tokenizer` and the package llguidance.
+      tokenizer: tokenizer from `load_tokenizer`, which encodes conversations and texts, and decodes
+        `texts`.
       mirror: settings for drafting the next trees while the target verifies (docs/mirror.md); None
         drafts them after verification.
 
@@ -166,7 +167,7 @@ def generate_autoregressive(
     grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
 ) -> Generation:
-    """Generate one token per target call, the baseline: `generate` without a drafter."""
+    """Generate one token per target call: the baseline, which is `generate` without a drafter."""
     return generate(
         target,
         None,
@@ -192,10 +193,10 @@ def engine_of(
     context_length: int | None = None,
     mirror: MirrorConfig | None = None,
 ) -> Engine:
-    """Return an engine with one slot for each request, from `check_batch`; none is submitted.
+    """Return an engine with one slot for each request from `check_batch`; nothing is submitted.
 
     Raises:
-      InputError: as `generate`.
+      InputError: the errors of `generate`.
     """
     rows = len(requests)
     check_rows(rows, target.mesh)
@@ -239,17 +240,17 @@ def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) ->
 
 
 def refuse_failure(target: Target, event: Event) -> None:
-    """Raise an error for an event that ends a row because of NaN scores or its grammar."""
+    """Raise an error if an event has ended a row because of NaN scores or of its grammar."""
     if event.ended == "not numbers":
         raise not_numbers(target)
     if event.ended == "grammar":
         raise InputError(
-            "A row's grammar has become too complex for llguidance to continue; simplify it."
+            "The grammar of a row has become too complex for llguidance; give a simpler grammar."
         )
 
 
 def not_numbers(target: Target) -> InputError:
-    """Return the error for NaN or infinite scores, naming the model and, if found, the weight."""
+    """Return the error for NaN or infinite scores, which names the model and the faulty weight."""
     problem = f"{target.source or 'The model'}: the target's scores are NaN or infinite"
     for path, weight in chain.from_iterable(starmap(parts_of, nnx.to_flat_state(target.params))):
         numbers = [leaf for leaf in jax.tree.leaves(weight) if _is_floating(leaf)]
@@ -259,8 +260,8 @@ def not_numbers(target: Target) -> InputError:
                 "download or convert it again."
             )
     return InputError(
-        f"{problem}, though its weights are finite: activations overflow; load it in float32, or "
-        "download it again."
+        f"{problem}, but its weights are finite, so its activations overflow; load it in float32, "
+        "or download it again."
     )
 
 

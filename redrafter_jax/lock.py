@@ -26,11 +26,11 @@ def hold(place: Path, name: str) -> Generator[None]:
     holds the lock.
 
     Raises:
-      InputError: another run holds the lock, or locking fails; `name` is the setting in the
-        sentence.
+      InputError: another run holds the lock, or locking fails; the error calls the place `name`.
     """
     path = place / ".lock" if place.is_dir() else place.with_name(f".{place.name}.lock")
-    # No fallback to a lock file whose existence is the lock: it would outlive a killed run.
+    # There is no fallback to a file that locks by its existence, because such a file would outlive
+    # a killed run.
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     found, told = _FREE, ""
     if is_first():
@@ -45,7 +45,7 @@ def hold(place: Path, name: str) -> Generator[None]:
         except OSError as error:
             found, told = _FAILED, error.strerror or str(error)
             lock.release()
-    # The other processes wait for the first one's result.
+    # The other processes wait for the result of the first process.
     found = int(broadcast_from_first(np.asarray(found)))
     if found == _HELD:
         raise InputError(
@@ -61,7 +61,7 @@ def hold(place: Path, name: str) -> Generator[None]:
         yield
     finally:
         if is_first():
-            with suppress(OSError):  # the folder was taken away meanwhile
+            with suppress(OSError):  # the folder may have been removed in the meantime
                 path.unlink(missing_ok=True)
         lock.release()
 

@@ -16,10 +16,10 @@ _INTERVAL = 10.0
 
 @contextlib.contextmanager
 def progress(total: int, description: str, done: int = 0) -> Generator[Callable[[int], None]]:
-    """Yield a function that reports how much more is done, as a bar or as lines with the time left.
+    """Yield a function that reports how much more work is done.
 
-    Terminals show a bar; otherwise a line is written now and then. In a job of several processes,
-    only the first process reports.
+    A terminal shows a bar; otherwise a line with the time left is written now and then. In a job of
+    several processes, only the first process reports.
     """
     if not is_first():
         yield lambda _: None

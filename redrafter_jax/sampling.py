@@ -1,10 +1,10 @@
 """From the target's scores to a chosen token: adjustments, temperature, filters and noise.
 
-The adjustments (bias, penalties, minimum length) are functions of the text so far. At a node of a
-tree that text includes the node's ancestors, so tree decoding and plain decoding adjust the scores
-of a text alike. Order and formulas are those of vLLM: the bias, then the repetition penalty of
-arXiv 1909.05858 (section 4.1), which also counts the prompt, then the penalties of OpenAI's API,
-which count new tokens only. The mask of tokens that a grammar allows comes last.
+The adjustments (bias, penalties, minimum length) depend on the text so far. At a node of a tree,
+this text includes the node's ancestors, so tree decoding and plain decoding adjust the scores of a
+text in the same way. Order and formulas are those of vLLM: first the bias, then the repetition
+penalty of arXiv 1909.05858 (section 4.1), which also counts the prompt, then the penalties of
+OpenAI's API, which count new tokens only. The mask of tokens that a grammar allows comes last.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from redrafter_jax.types import Adjustment, Controls, Sampling, TokenTree
 
 Made = TypeVar("Made")
 
-# Named scopes of the parts that are skipped at run time if no row needs them.
+# Named scopes of computations that are skipped at run time if no row needs them.
 NOISE, FILTERS = "noise", "filters"
 
 
@@ -30,9 +30,9 @@ def draw_noise(
 ) -> Float[Array, "B P V"]:
     """Return Gumbel noise for the tokens at `count` positions from `positions` on.
 
-    Greedy rows get 0. The noise is a pure function of (seed, absolute position, token id),
-    independent of the batch, the tree and the step. Adding it to `log p` and taking the argmax
-    draws from p (Gumbel-max); a drafter that uses the same noise can guess the token that will be
+    Greedy rows get 0. The noise is a pure function of seed, absolute position and token id; it does
+    not depend on the batch, the tree or the step. Adding it to `log p` and taking the argmax draws
+    a token from p (Gumbel-max). A drafter that uses the same noise can guess the token that will be
     drawn (shared randomness, arXiv 2408.07978).
     """
 
@@ -75,9 +75,9 @@ def _threefry(
 ) -> tuple[UInt[Array, "B P half"], UInt[Array, "B P half"]]:
     """Return the two words of Threefry-2x32 with 20 rounds for the counters (c, 0).
 
-    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The rounds are unrolled:
-    on CPUs, JAX's own implementation loops over them and materializes the words of each round,
-    which takes seven times as long.
+    The generator is from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+    The rounds are unrolled: on CPUs, JAX's own implementation loops over them and writes the words
+    of each round to memory, which takes seven times as long.
     """
     schedule = (*keys, keys[0] ^ keys[1] ^ jnp.uint32(0x1BD11BDA))
     left, right = counters + schedule[0], jnp.broadcast_to(schedule[1], keys[1].shape)
@@ -95,19 +95,19 @@ def filter_logits(
 ) -> Float[Array, "B M part"]:
     """Return logits divided by the temperature, -inf where top-k, top-p or min-p drops a token.
 
-    The temperature comes first, then the filters in that order, each applied to the tokens kept by
-    the one before. Order and definitions are those of Hugging Face's logits processors, except that
-    top-p also keeps all tokens that tie with the last kept token. Greedy rows (temperature 0) are
-    returned unchanged.
+    The temperature comes first, and then the filters in this order; each filter is applied to the
+    tokens that the previous one kept. Order and definitions are those of Hugging Face's logits
+    processors, except that top-p also keeps all tokens that tie with the last kept token. Greedy
+    rows (temperature 0) are returned unchanged.
 
     Args:
-      logits: scores of all tokens, or on a mesh of this device's shard of them.
+      logits: scores of all tokens; on a mesh possibly this device's shard.
       sampling: temperature and filters of the rows.
       size: size of the whole vocabulary; None if `logits` covers it.
     """
     filters = _filters_of(sampling, size or logits.shape[-1])
     none = jnp.full(logits.shape[:-1], -jnp.inf)
-    # `cond` returns a bound per row, not filtered logits: its outputs are written to memory.
+    # The outputs of `cond` are written to memory, so it returns a bound per row instead of logits.
     with jax.named_scope(FILTERS):
         lowest = jax.lax.cond(filters.asked.any(), lambda: filters.lowest(logits), lambda: none)
     return filters.apply(logits, lowest)
@@ -119,10 +119,10 @@ def of_filtered(
     sampling: Sampling,
     size: int,
 ) -> Made:
-    """Apply `make` to the filtered logits, within either branch of the `cond`, for GPUs.
+    """Apply `make` to the filtered logits, in both branches of a `cond`, for GPUs.
 
-    For a `make` whose result is written to memory anyway. No kernel then writes bounds for rows
-    without filters. The other arguments are those of `filter_logits`.
+    Use this if the result of `make` is written to memory anyway: then no kernel writes bounds for
+    rows without filters. The other arguments are those of `filter_logits`.
     """
     filters = _filters_of(sampling, size)
     with jax.named_scope(FILTERS):
@@ -134,7 +134,7 @@ def of_filtered(
 
 
 class _Filters(NamedTuple):
-    """Bounds of each row's filters; an infinite bound, or a `min_p` of 0, keeps every token."""
+    """The bound of each filter per row; an infinite bound, or a `min_p` of 0, keeps every token."""
 
     size: int
     unit: Float[Array, " B"]
@@ -147,7 +147,7 @@ class _Filters(NamedTuple):
         return jnp.isfinite(self.top_k) | jnp.isfinite(self.top_p) | (self.min_p > 0)
 
     def lowest(self, logits: Float[Array, "B M part"]) -> Float[Array, "B M"]:
-        """The lowest kept logit of each row; -inf where all are kept."""
+        """The lowest kept logit of each row; -inf if all tokens are kept."""
         from pallas_kernels.lowest_kept import lowest_kept  # only needed while tracing a step
 
         bounds = self.top_k, self.top_p, self.min_p
@@ -167,13 +167,13 @@ def _filters_of(sampling: Sampling, size: int) -> _Filters:
     top_k = jnp.where(
         sampled & (sampling.top_k < size), sampling.top_k.astype(jnp.float32), jnp.inf
     )
-    # Kept above 0 after rounding, so that the most likely token is always kept.
+    # Rounding must leave this above 0, so that the most likely token is always kept.
     top_p = jnp.maximum(sampling.top_p, jnp.finfo(jnp.float32).tiny)
     top_p = jnp.where(sampled & (sampling.top_p < 1), top_p, jnp.inf)
     return _Filters(size, unit, top_k, top_p, jnp.where(sampled, sampling.min_p, 0.0))
 
 
-# Two arrays of one shape, reduced together, and the function that joins two of their entries.
+# Two arrays of the same shape that are reduced together, and the function that joins two entries.
 Pair = tuple[Any, Any]
 Join = Callable[[Pair, Pair], Pair]
 # Maximum number of parts per row; each part is one thread block.
@@ -185,7 +185,7 @@ def reduce_parts(
     none: tuple[Array, Array],
     join: Join,
 ) -> tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]]:
-    """Reduce the last axis to a few parts, for GPUs; `join_parts` joins these."""
+    """Reduce the last axis to a few parts, for GPUs; `join_parts` joins the parts."""
     size, axis = pair[0].shape[-1], pair[0].ndim - 1
     parts = next(parts for parts in range(_PARTS, 0, -1) if size % parts == 0)
     first, second = (one.reshape(*one.shape[:-1], parts, -1) for one in pair)
@@ -196,7 +196,7 @@ def reduce_parts(
 def join_parts(
     pair: tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]], join: Join
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
-    """Join the parts of `reduce_parts` one by one.
+    """Join the parts of `reduce_parts` one after the other.
 
     XLA fuses these joins into the next kernel; a second reduction would be a kernel of its own.
     """
@@ -245,8 +245,8 @@ def adjust_nodes(
 ) -> Float[Array, "B N part"]:
     """Adjust the target's scores at each node for the text up to and including the node.
 
-    The counts of the text up to the root are dense, over V. Below the root, a node's ancestors
-    change the scores of at most N tokens.
+    The counts of the text up to the root are a dense array over V. Below the root, the ancestors of
+    a node change the scores of at most N tokens.
     """
     (B, N, part), V = logits.shape, adjustment.seen.shape[-1]
     adjusted = _adjust_rows(logits, adjustment)
@@ -273,10 +273,10 @@ def adjust_nodes(
 
 
 def adjust_drafts(logits: Float[Array, "B M part"], sampling: Sampling) -> Float[Array, "B M part"]:
-    """Adjust a drafter's scores for the text up to the root; unchanged if no row asks for it.
+    """Adjust a drafter's scores for the text up to the root; unchanged if no row needs it.
 
-    Drafted tokens are not counted, and a grammar's mask is known only for the tokens right after
-    the root, which come first. This can cost acceptance but never changes a text.
+    Drafted tokens are not counted. The mask of a grammar is known only for the tokens right after
+    the root, which come first. This can lower the acceptance, but never changes a text.
     """
     adjustment, part = sampling.adjustment, logits.shape[-1]
     if adjustment is not None:
@@ -302,7 +302,7 @@ def keep_allowed(
 
 
 def of_drafted(sampling: Sampling, drafted: Int[Array, " U"] | None) -> Sampling:
-    """Restrict the sampling's vocabulary axes to the U draftable tokens; None keeps all tokens."""
+    """Restrict the vocabulary axes of `sampling` to the U draftable tokens; None keeps all."""
     if drafted is None:
         return sampling
     if sampling.allowed is not None:
@@ -339,7 +339,10 @@ def _adjust(
     counts: Float[Array, "B _ K"],
     controls: Controls,
 ) -> Float[Array, "B M K"]:
-    """Apply bias and penalties; `seen`: in the text, `counts`: occurrences after its prompt."""
+    """Apply bias and penalties.
+
+    `seen` tells whether a token is in the text, and `counts` how often it occurs after the prompt.
+    """
     repetition, presence, frequency = (
         one[:, None, None] for one in (controls.repetition, controls.presence, controls.frequency)
     )

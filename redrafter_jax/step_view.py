@@ -37,7 +37,7 @@ _STYLE = "".join(
 
 
 class TreeView(NamedTuple):
-    """A drawn decode step; notebooks show the picture, `print` the text.
+    """A drawing of a decode step; notebooks show the picture, and `print` shows the text.
 
     Attributes:
       text: the tree as text, one line per node.
@@ -68,17 +68,17 @@ def trace_step(
     """Run one decode step and return its trace, for `show_tree`.
 
     Args:
-      target: as in `generate`.
-      drafter: as in `generate`.
-      prompts: as in `generate`.
-      tree: as in `generate`, but not a table.
-      sampling: as in `generate`.
-      seeds: as in `generate`.
-      tokenizer: as in `generate`.
+      target: target, as in `generate`.
+      drafter: drafter, as in `generate`.
+      prompts: prompts, as in `generate`.
+      tree: shape of the tree, as in `generate`; a table is not allowed.
+      sampling: sampling settings, as in `generate`.
+      seeds: random seeds, as in `generate`.
+      tokenizer: tokenizer, as in `generate`.
       after: number of decode steps before the traced step.
 
     Raises:
-      InputError: as `generate`; or a text ends before the traced step, or the sampling has
+      InputError: the errors of `generate`; a text ends before the traced step; or `sampling` has
         penalties, biases or `min_tokens`, which a single step does not support.
     """
     check_size(after, "after", least=0)
@@ -110,12 +110,11 @@ def trace_step(
 def show_tree(trace: StepTrace, tokenizer: Any, row: int = 0) -> TreeView:
     """Draw the tree of a decode step, and the path that the target accepted.
 
-    Each token is shown with the drafter's probability of the token given its parent; tokens from
-    prompt lookup have none. The last line is the target's bonus token, which follows the accepted
-    path.
+    Each token is shown with its probability, given its parent, under the drafter; tokens of prompt
+    lookup have none. The last line is the target's bonus token, which follows the accepted path.
 
     Args:
-      trace: from `trace_step`, or from a decode step.
+      trace: trace of the step, from `trace_step` or from a decode step.
       tokenizer: object whose `decode` turns token ids into text.
       row: index of the row in the batch.
 
@@ -129,7 +128,7 @@ def show_tree(trace: StepTrace, tokenizer: Any, row: int = 0) -> TreeView:
 
 
 class _Node(NamedTuple):
-    """A node as drawn."""
+    """A node of the tree with the texts that are drawn for it."""
 
     token: str
     parent: int
@@ -139,7 +138,7 @@ class _Node(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """The nodes except padding by their index in the tree, and the target's bonus token."""
+    """The nodes without padding, by their index in the tree, and the target's bonus token."""
 
     nodes: dict[int, _Node]
     own: str
@@ -150,10 +149,10 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(trace: StepTrace, tokenizer: Any) -> _Drawn:
-    """Collect the nodes of one row from a trace without the batch axis."""
+    """Collect the nodes of one row from a trace; the trace has no batch axis."""
     tree, accepted = trace.tree, trace.accepted
     if not int(trace.gained):
-        raise InputError("The text of this row ended before the step; show another one.")
+        raise InputError("The text of this row ended before the step; show another row.")
     path = [int(node) for node in accepted.path[: int(accepted.count)]]
 
     def spell(token: int) -> str:

@@ -42,7 +42,7 @@ class Update:
     Attributes:
       tokens: per row, the tokens decided since the last update.
       texts: per row, the text released since the last update; "" without `detokenize`. Incomplete
-        characters and text that may become a stop string are held back.
+        characters are held back, and so is text that may become a stop string.
       stopped: per row, whether a stop string has ended the row.
       pieces: per row, the new tokens as `Token` records: the text that each token released, its
         source, and its target call; empty without `detokenize`.
@@ -60,21 +60,22 @@ class Update:
 
     @cached_property
     def generation(self) -> Generation:
-        """The tokens and texts of the stream up to this update, as `generate` returns them."""
+        """The tokens and texts of the stream up to this update, in the form of `generate`."""
         rows = [row[:count] for row, count in zip(self._rows, self._counts, strict=True)]
         collected = collect(self._engine, rows, self._log_probs)
         return collected._replace(texts=self._whole_texts)
 
 
 class KeptCache:
-    """A cache shared by consecutive streams, so that a longer prompt prefills only its new suffix.
+    """A cache that consecutive streams share, so that a longer prompt prefills only its new part.
 
-    Pass the same `KeptCache` to every stream of a conversation, one stream at a time. The common
-    prefix of the new prompt and the decided tokens is reused in whole pages of 64 tokens, for any
-    prompt, and also after a stream that was closed early. A cache serves one target.
+    Pass the same `KeptCache` to every stream of a conversation, one stream at a time. The prefix
+    that a new prompt shares with the decided tokens is reused in whole pages of 64 tokens. This
+    works for any prompt, and also after a stream that was closed early. A cache serves one target.
 
     Args:
-      context_length: maximum number of tokens of a text, prompt included; sets the cache's size.
+      context_length: maximum number of tokens of a text, prompt included, which sets the size of
+        the cache.
 
     Raises:
       InputError: `context_length` is not an integer, or is below 1.
@@ -95,7 +96,7 @@ class KeptCache:
         adaptive: bool | None,
         log_probs: bool,
     ) -> Engine:
-        """Return the previous streams' engine, or a new one for another drafter or other trees.
+        """Return the engine of earlier streams, or a new one if the drafter or the trees differ.
 
         Raises:
           InputError: the cache belongs to another target, has another number of rows, or is too
@@ -103,7 +104,9 @@ class KeptCache:
         """
         kept = self._engine
         if kept is not None and not _same_weights(kept.target, target):
-            raise InputError("kept_cache is of another target; make a new KeptCache for this one.")
+            raise InputError(
+                "kept_cache belongs to another target; make a new KeptCache for this target."
+            )
         if kept is not None and kept.slots != len(requests):
             raise InputError(
                 f"kept_cache has {kept.slots} rows, but there are {len(requests)} prompts; make a "
@@ -112,8 +115,8 @@ class KeptCache:
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         if longest > self._context_length:
             raise InputError(
-                f"{longest} tokens, prompt included, do not fit the {self._context_length} of "
-                "kept_cache; ask for fewer, or give KeptCache a longer context_length."
+                f"A text may have {longest} tokens, prompt included, but kept_cache has room for "
+                f"{self._context_length}; ask for fewer, or give KeptCache a longer context_length."
             )
         stops = max(len(request.stop_tokens or ()) for request in requests)
         made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs)
@@ -148,33 +151,35 @@ def stream(
 ) -> Generator[Update]:
     """Decode as `generate` does, and yield an `Update` every `steps_per_yield` decode steps.
 
-    The first update holds the token decided by prefill. Closing the iterator frees the state. Stop
-    tokens and stop strings are not part of a row's text. A row stops when its text contains a stop
-    string: the text is cut before the string, and the tokens after the token that completes the
+    The first update holds the token that prefill chooses. Closing the iterator frees the state.
+    Stop tokens and stop strings are not part of a row's text. A row stops when its text contains a
+    stop string: the text is cut before the string, and tokens after the one that completes the
     string are dropped and not counted.
 
     Args:
-      target: as in `generate`.
-      drafter: as in `generate`.
-      prompts: as in `generate`.
-      max_new_tokens: as in `generate`.
-      tree: as in `generate`.
-      adaptive: as in `generate`.
-      sampling: as in `generate`.
-      seeds: as in `generate`.
-      eos_token_ids: as in `generate`.
-      log_probs: as in `generate`.
-      steps_per_yield: decode steps between two updates.
+      target: target, as in `generate`.
+      drafter: drafter, as in `generate`.
+      prompts: prompts, as in `generate`.
+      max_new_tokens: maximum number of new tokens, as in `generate`.
+      tree: shape of the drafted trees, as in `generate`.
+      adaptive: whether to decode without drafting while a tree gains less than it costs, as in
+        `generate`.
+      sampling: sampling settings, as in `generate`.
+      seeds: random seeds, as in `generate`.
+      eos_token_ids: stop tokens, as in `generate`.
+      log_probs: whether to return log-probabilities, as in `generate`.
+      steps_per_yield: number of decode steps between two updates.
       detokenize: function from token ids to text; the text of a token must not depend on the
         tokens after it (no clean-up of spaces). Required for `stop_strings`.
-      stop_strings: strings that end a row, one list for all rows or one per row.
-      kept_cache: the cache of the previous streams; it stays usable after this stream is closed.
-      grammars: as in `generate`.
-      tokenizer: as in `generate`; also the default for `detokenize`.
+      stop_strings: strings that end a row: one list for all rows, or one per row.
+      kept_cache: cache of earlier streams, which stays usable after this stream is closed.
+      grammars: constraint on the new text, as in `generate`.
+      tokenizer: tokenizer, as in `generate`; its `decode` is the default of `detokenize`.
 
     Raises:
-      InputError: as `generate`, at the first `next`; or a stop string is empty or is given without
-        `detokenize`; or the kept cache is too small, or has other rows or another target.
+      InputError: the errors of `generate`, at the first `next`; a stop string is empty or is given
+        without `detokenize`; or the kept cache is too small, or has another number of rows or
+        another target.
     """
     check_size(steps_per_yield, "steps_per_yield")
     bound, _ = bind_models(target, drafter, tree)
@@ -233,13 +238,16 @@ def stream(
 
 
 def _same_weights(one: Target, other: Target) -> bool:
-    """Whether two targets share their arrays; two loads of one folder do not."""
+    """Whether two targets share their arrays; two loads of the same folder do not."""
     ours, theirs = jax.tree.leaves(one), jax.tree.leaves(other)
     return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether an engine made for one drafter and trees fits the other: same arrays and settings."""
+    """Whether an engine that was made for one drafter and trees fits another drafter and trees.
+
+    Their arrays and settings must be the same.
+    """
     if not before:
         return False
     (leaves, *stated), (own_leaves, *own_stated) = before, now
@@ -260,7 +268,7 @@ class _Row:
     def push(self, decided: Sequence[Token], ended: bool) -> list[Token]:
         """Add decided tokens, and return the released tokens with the text that each releases.
 
-        Text held back until the row's end is attached to the last token.
+        Text that is held back until the end of the row belongs to the last token.
         """
         if self.stopped:
             return []

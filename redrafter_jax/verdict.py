@@ -1,7 +1,8 @@
 """The verdict of a measurement of drafting: faster, slower, or too little data to tell.
 
-Gains of prompt lookup are never attributed to a head. The verdict is faster or slower only if one
-of two equally fast ways would win so many turns in at most one of a hundred measurements.
+A gain of prompt lookup is never attributed to a head. The verdict is faster or slower only if the
+number of turns won is beyond chance: two equally fast ways would show it in at most one of a
+hundred measurements.
 """
 
 import math
@@ -11,15 +12,19 @@ from typing import Literal, NamedTuple
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.types import LOOKUP
 
-# With fewer texts the median varies too much.
+# Minimum number of texts; with fewer texts the median varies too much.
 FEWEST_TEXTS = 8
-# With fewer turns, one of two equally fast ways wins all of them with more than this probability.
+# Minimum number of turns; with fewer turns, chance alone could let one way win all of them.
 FEWEST_TURNS, _BY_CHANCE = 8, 0.01
 Kind = Literal["faster", "slower", "no difference", "too little data"]
 
 
 class Texts(NamedTuple):
-    """Counts of the baseline's texts: all, those that repeat themselves, those that end at once."""
+    """Numbers of the baseline's texts.
+
+    `total` counts all texts, `repeating` those that repeat themselves, and `short` those that end
+    within a few tokens.
+    """
 
     total: int
     repeating: int = 0
@@ -27,7 +32,7 @@ class Texts(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """The reason why the texts say nothing about a head; empty if there is none."""
+        """The reason why the texts cannot show the speed of a head; empty if there is none."""
         if self.total < FEWEST_TEXTS:
             return f"{self.total} text{'s' * (self.total != 1)}, and {FEWEST_TEXTS} are the fewest"
         if 2 * self.short >= self.total:
@@ -41,16 +46,16 @@ class Texts(NamedTuple):
 
 
 class MeasuredWay(NamedTuple):
-    """A way of drafting, measured beside the baseline.
+    """A way of drafting that was measured in turns with the baseline.
 
     Attributes:
       name: name of the way in sentences.
       tree: shape of its trees; None for the baseline itself.
       has_head: whether a trained head drafts, alone or with prompt lookup.
-      speedup: lower quartile, median and upper quartile of the turns' speed-ups over the baseline;
-        None if no turn could be timed.
+      speedup: lower quartile, median and upper quartile of the speed-up over the baseline, over all
+        turns; None if no turn could be timed.
       accepted_by: number of accepted tokens by source.
-      turns: number of batches decoded by both this way and the baseline, one after the other.
+      turns: number of batches that both this way and the baseline decoded, one after the other.
       faster: number of turns in which this way was faster than the baseline.
     """
 
@@ -74,19 +79,19 @@ class MeasuredWay(NamedTuple):
 
     @property
     def is_heads_own(self) -> bool:
-        """Whether the gain is the head's: at least half of the accepted tokens are its own."""
+        """Whether the head earned the gain: it proposed at least half of the accepted tokens."""
         return self.has_head and self.lookup_share <= 0.5
 
 
 class Verdict(NamedTuple):
-    """The kind of the verdict, the judged way, and a sentence without its period."""
+    """The kind of the verdict, the way that was judged, and a sentence without its period."""
 
     kind: Kind
     way: MeasuredWay
     sentence: str
 
     def then(self, next_step: str) -> str:
-        """Return the sentence with the next step and its period."""
+        """Return the sentence, followed by the next step and a period."""
         return f"{self.sentence}; {next_step}."
 
 
@@ -115,16 +120,17 @@ def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
 
 
 def _beyond_chance(won: int, turns: int) -> bool:
-    """Two-sided sign test: whether equally fast ways are unlikely to give one so many turns.
+    """Whether it is unlikely that one of two equally fast ways wins this number of turns.
 
-    The test assumes nothing about the distribution of times, so outliers decide nothing.
+    This is a two-sided sign test. It assumes nothing about the distribution of times, so outliers
+    have no effect.
     """
     as_many = sum(math.comb(turns, count) for count in range(won, turns + 1))
     return 2 * as_many <= _BY_CHANCE * 2**turns
 
 
 def describe_tree(tree: TreeConfig | None) -> str:
-    """Describe a tree by the letters of the glossary, and its settings that are not defaults."""
+    """Describe a tree by letters such as W, R and N, and by its settings that are not defaults."""
     if tree is None:
         return "no drafting"
     named = {"W": tree.beam_width, "R": tree.draft_rounds, "N": tree.budget}

@@ -91,7 +91,7 @@ def test_numbers_that_overflow_on_the_way_are_told_apart(
 ) -> None:
     path = damage(folders, tmp_path, "model.layers.0.input_layernorm.weight", ..., 3e38)
     target = load_target(path, dtype="float32")
-    with pytest.raises(InputError, match="though its weights are finite: activations overflow"):
+    with pytest.raises(InputError, match="but its weights are finite, so its activations overflow"):
         generate(target, None, [WELL], max_new_tokens=LIMIT)
 
 

@@ -111,7 +111,7 @@ def test_a_mesh_that_would_split_a_group_is_refused(tmp_path: Path) -> None:
     target = quantize_model(random_target(config), Quantization.of("int4"))
     save_target(target, tmp_path)
     mesh = make_mesh(model=2)
-    sentence = r"model=2, which does not divide the 3 groups of .*down_proj'; 1 would"
+    sentence = r"model=2, which does not divide the 3 groups of .*down_proj'; give model=1"
     with pytest.raises(InputError, match=sentence):
         load_target(tmp_path, mesh=mesh)
     with pytest.raises(InputError, match=sentence):

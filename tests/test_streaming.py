@@ -160,7 +160,7 @@ def test_a_kept_cache_never_changes_what_is_said(
     assert kept._engine is not None
     kept._engine.state.root.delete()
     assert say(second) == alone(second)
-    with pytest.raises(InputError, match="do not fit the 150 of kept_cache"):
+    with pytest.raises(InputError, match="but kept_cache has room for 150"):
         say(second, limit=250)
     assert say(first) == answer
 
@@ -220,5 +220,5 @@ def test_a_kept_cache_has_room_for_a_text_and_is_of_one_target(target: Target) -
         KeptCache(context_length=0)
     kept = KeptCache(context_length=60)
     next(stream(target, None, [[1]], max_new_tokens=4, kept_cache=kept))
-    with pytest.raises(InputError, match=r"^kept_cache is of another target; make a new"):
+    with pytest.raises(InputError, match=r"^kept_cache belongs to another target; make a new"):
         next(stream(random_target(target.config), None, [[1]], max_new_tokens=4, kept_cache=kept))

@@ -22,31 +22,33 @@ from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.text.prompts import Prompt, read_prompts
 
 _BATCH_SIZE = 8
-# Decode steps between two updates; updates are not shown.
+# Decode steps between two updates of the stream, which are not shown.
 _STEPS_PER_UPDATE = 16
-# The options that decide a row's text, besides its prompt, its seed and the sampling.
+# The options that decide the text of a row, besides its prompt, its seed and the sampling.
 _TEMPLATE = ("chat", "chat_template", "template_arguments", "system")
 _DECIDING = ("target", "max_new_tokens", "stop", "ignore_eos", "regex", *_TEMPLATE)
-# Options of rows that do not state them.
+# Values of options that rows of older runs do not state.
 _UNSTATED = asdict(SamplingConfig()) | {"ignore_eos": False}
 
 
 def continue_file(arguments: argparse.Namespace) -> None:
-    """Append a row for each prompt that has none yet; progress goes to stderr.
+    """Append a row to the output for each prompt that has none yet; progress goes to stderr.
 
-    A row holds the `prompt` and its `id` and `seed`, the `text` and its `tokens`, the number of
+    A row holds the `prompt` with its `id` and `seed`, the `text` and its `tokens`, the number of
     target calls after prefill (`steps`), the `acceptance_length`, `ended_by` ("stop_token",
     "stop_string" or "max_new_tokens"), and the `options` that decide the text.
 
     Raises:
-      InputError: a value or a file cannot be used, or the output has rows of other prompts or
+      InputError: a value or a file cannot be used, or the output holds rows of other prompts or
         options.
     """
     output, limit = arguments.output, arguments.max_new_tokens
     if output is None:
         raise InputError("--prompts needs --output, the file to write the continuations to.")
     if output.resolve() == arguments.prompts.resolve():
-        raise InputError(f"--output is {output}, which is the file of --prompts; name another.")
+        raise InputError(
+            f"--output is {output}, which is the file of --prompts; name another file."
+        )
     prompts = read_prompts(arguments.prompts)
     last_seed = 2**31 - len(prompts)
     if not 0 <= arguments.seed <= last_seed:  # refuse now rather than in the last batch
@@ -76,7 +78,8 @@ def continue_file(arguments: argparse.Namespace) -> None:
             raise InputError(f"{prompt.place}: {error}") from None
     # With one cache size every batch runs the programs that the first batch compiled.
     kept_cache = KeptCache(max(map(len, rows)) + limit)
-    # Bytes of an option that are not UTF-8 are lone surrogates, which are written as JSON escapes.
+    # Python turns bytes of an option that are not UTF-8 into lone surrogates, which are written as
+    # JSON escapes.
     with output.open("a", encoding="utf-8", errors="backslashreplace") as file:
         for first in range(done, len(rows), size):
             started, batch = time.perf_counter(), range(first, min(first + size, len(rows)))
@@ -125,10 +128,10 @@ def _ending(last: Update, row: int, stop_tokens: Sequence[int]) -> str:
 def _rows_written(
     output: Path, prompts: Sequence[Prompt], seeds: Sequence[int], options: dict[str, Any]
 ) -> int:
-    """Number of rows that an earlier run wrote; an incomplete last row is removed.
+    """Count the rows that an earlier run wrote; an incomplete last row is removed.
 
     Raises:
-      InputError: the file holds rows of other prompts, seeds or options, or something else.
+      InputError: the file holds rows of other prompts, seeds or options, or lines of another form.
     """
     if not output.exists():
         return 0

@@ -1,4 +1,4 @@
-"""The memory of a server's cache, and the length of the texts that fit."""
+"""The memory of a server's cache, and the length of the texts that fit into it."""
 
 import jax
 
@@ -10,17 +10,18 @@ from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards
 
-# Share of the memory left after the weights; the rest is for intermediate results of programs.
+# Fraction of the memory left by the weights that the cache takes. Intermediate results of programs
+# need the rest.
 _SHARE = 0.8
 # Tokens per slot on devices that do not report their free memory.
 _TYPICAL_TEXT = 4096
 
 
 def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
-    """Default size in bytes of the cache on each device.
+    """The default size in bytes of the cache on each device.
 
-    A share of the device's free memory; if the device does not report it, room for texts of 4096
-    tokens in all slots, or of the target's limit if that is lower.
+    It is a share of the device's free memory. If the device does not report its free memory, the
+    cache has room for texts of 4096 tokens in all slots, or of the target's limit if that is lower.
     """
     free = _free_memory()
     if free is not None:
@@ -31,23 +32,23 @@ def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
 
 
 def longest_text(target: Target, drafter: Drafter, memory: int) -> int:
-    """Limit on the tokens of one text with `memory` bytes on each device, or the target's limit.
+    """The maximum number of tokens of a text that fits into `memory` bytes on each device.
 
-    The last token of a text is never cached.
+    It is at most the target's limit. The last token of a text is never cached.
 
     Raises:
-      InputError: the memory holds no page, or the device has less free.
+      InputError: the memory holds no page, or the device has less free memory.
     """
     page, free = page_bytes(target, drafter), _free_memory()
     if memory < page:
         raise InputError(
-            f"--cache-memory is {memory} bytes, but a page of {PAGE} tokens takes {page}; give "
-            "more."
+            f"--cache-memory is {memory} bytes, but a page of {PAGE} tokens takes {page} bytes; "
+            "give more."
         )
     if free is not None and memory > free:
         raise InputError(
-            f"--cache-memory is {memory} bytes, but the device has {free} free beside the weights; "
-            "give less."
+            f"--cache-memory is {memory} bytes, but the device has {free} bytes free beside the "
+            "weights; give less."
         )
     return min(memory // page * PAGE + 1, target.config.position_limit)
 

@@ -23,9 +23,9 @@ from redrafter_jax.streaming import KeptCache
 from redrafter_jax.text.chat_template import Turn, user_turn
 from redrafter_jax.text.tokenizer import require_text
 
-# Default limit on the tokens of a conversation; the cache is allocated for all of them at once.
+# Default limit on the tokens of a conversation; the cache is allocated for all tokens at once.
 _CONTEXT_LENGTH = 4096
-# Each command's value, if it takes one.
+# The commands, each with the name of its value, if it takes one.
 _COMMANDS = {
     "/system": "TEXT",
     "/temperature": "X",
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class _Conversation:
-    """The turns so far, with the models and the cache that answer the next message."""
+    """The turns so far, with the models and the cache that will answer the next message."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._screen = Screen(arguments.color, by_origin=arguments.show)
@@ -89,11 +89,11 @@ class _Conversation:
         self._baseline = self._compile()
 
     def handle(self, message: str) -> None:
-        """Obey a command, or answer a message.
+        """Run a command, or answer a message.
 
         Raises:
-          InputError: the command is unknown, its value cannot be used, or the message does not fit;
-            the conversation is unchanged.
+          InputError: the command is unknown, its value cannot be used, or the message does not fit.
+            The conversation is then unchanged.
         """
         typed = message.strip()
         command, _, value = typed.partition(" ")
@@ -229,9 +229,9 @@ class _Conversation:
         self._screen.rule()
 
     def _compile(self) -> float | None:
-        """Compile prefill and one step before the first answer; returns seconds per baseline step.
+        """Compile prefill and one step before the first answer.
 
-        None if the baseline cannot be timed.
+        Returns the seconds per step without drafting, or None if these steps cannot be timed.
         """
         log(f"Compiling for {self._context_length} tokens of conversation ...")
         endless = self._decoder.format._replace(stop_tokens=())

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _quantization(arguments: argparse.Namespace) -> Quantization | None:
-    """The formats that the options give; None if nothing is to be quantized."""
+    """The formats that the options set; None if nothing is to be quantized."""
     form = arguments.quantize
     given = {part: getattr(arguments, f"quantize_{part}") for part in ("embedding", "head")}
     given = {part: value for part, value in given.items() if value is not None}
@@ -43,7 +43,9 @@ def _quantization(arguments: argparse.Namespace) -> Quantization | None:
             option = f"--quantize-{next(iter(given))}"
             raise InputError(f"{option} is for --quantize int8, int4 or fp8; give --quantize too.")
         if arguments.text is not None and form is None:
-            raise InputError("--text is for --quantize; give both, or leave --text out.")
+            raise InputError(
+                "--text measures what --quantize changes; give both, or leave --text out."
+            )
         return None
     changes: dict[str, Any] = {
         part: None if value == "none" else value for part, value in given.items()

@@ -1,4 +1,4 @@
-"""`fetch`: downloads a small real model, by default SmolLM2, the target where none is given."""
+"""`fetch`: downloads a small real model, by default SmolLM2, which commands use by default."""
 
 import argparse
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from redrafter_jax.files.real_models import (
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Download the file unless it is there already, and print its path.
+    """Download the file unless it is already there, and print its path.
 
     Raises:
       InputError: pip cannot download the file, or its content is wrong.

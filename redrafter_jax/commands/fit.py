@@ -9,8 +9,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Fit a head; progress goes to stderr.
 
     Raises:
-      InputError: the target cannot be used, the folder holds another fit or one that is running,
-        there is too little time, or a package that training needs is not installed.
+      InputError: the target cannot be used, the folder holds another fit or a fit that is running,
+        the time is too short, or a package that training needs is not installed.
     """
     from redrafter_jax.lock import hold  # imports JAX
 

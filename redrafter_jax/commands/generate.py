@@ -19,7 +19,7 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.text.tokenizer import require_text
 
-# Decode steps per screen update; each update waits once for the device.
+# Decode steps per update of the screen; each update waits for the device once.
 _STEPS_PER_UPDATE = 4
 
 

@@ -46,30 +46,30 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dtype",
         choices=get_args(Dtype),
-        help="dtype of the parameters (bfloat16 on a GPU, else float32)",
+        help="dtype of the parameters (bfloat16 on a GPU, otherwise float32)",
     )
     command.add_argument(
         "--mesh-model",
         type=int,
         default=1,
         metavar="N",
-        help="number of devices that share the work, each with a part of the weights (%(default)s)",
+        help="number of devices over which the weights are split (%(default)s)",
     )
 
 
 def add_template_name(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
-    """Add the option that names the chat template; with `or_none` the template may be "none"."""
+    """Add the option that names the chat template; with `or_none`, "none" is allowed too."""
     command.add_argument(
         "--chat-template",
         metavar="NAME",
-        help="how turns become text: by the tokenizer's own template (the default), by a file of "
-        "Jinja, or by a built-in: chatml, gemma, llama2, llama3, mistral, mistral_v0.1, "
-        "vicuna_v1.1, zephyr" + "; none continues prompts as they stand" * or_none,
+        help="template that turns a conversation into text: the tokenizer's own (the default), a "
+        "Jinja file, or a built-in one: chatml, gemma, llama2, llama3, mistral, mistral_v0.1, "
+        "vicuna_v1.1, zephyr" + "; none continues prompts as they are" * or_none,
     )
 
 
 def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
-    """Add the options of the chat template; with `or_none` it may be "none", for plain prompts."""
+    """Add the options of the chat template; with `or_none`, it may be "none", for plain prompts."""
     add_template_name(command, or_none=or_none)
     command.add_argument(
         "--template-arguments",
@@ -81,7 +81,7 @@ def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> 
 
 
 def _biases(text: str) -> dict[int, float]:
-    """The type of an option whose value maps token ids to numbers."""
+    """Parse the value of an option that maps token ids to numbers."""
     given = mapping("{42: -100}")(text)
     try:
         return {int(token): float(bias) for token, bias in given.items()}
@@ -92,7 +92,7 @@ def _biases(text: str) -> dict[int, float]:
 
 
 def mapping(example: str) -> Callable[[str], dict[Any, Any]]:
-    """The type of an option whose value is a mapping in YAML; errors show the example."""
+    """Return the parser of an option whose value is a mapping in YAML; errors show `example`."""
 
     def read(text: str) -> dict[Any, Any]:
         # Importing YAML takes 20 ms, and few commands need it.
@@ -145,7 +145,7 @@ def add_decoding(command: argparse.ArgumentParser) -> None:
 
 
 def add_tree(command: argparse.ArgumentParser) -> None:
-    """Add the options for the shape of the drafted trees, and for decoding without drafts."""
+    """Add the options for the shape of the trees, and for decoding without drafts."""
     title = "how drafts are made, which changes the speed but never the text"
     text = "Without these options the tree comes from the drafter's draft.yaml, if it has one."
     group = command.add_argument_group(title, text)
@@ -159,7 +159,7 @@ def add_tree(command: argparse.ArgumentParser) -> None:
 
 
 def add_fields(group: Any, config: type) -> None:
-    """Add an option for each field of a configuration; options that are not given are None."""
+    """Add an option for each field of a configuration; the default of every option is None."""
     texts = field_docs(config)
     for field in fields(config):
         text = texts.get(field.name, "").replace("%", "%%")
@@ -177,7 +177,7 @@ def add_fields(group: Any, config: type) -> None:
 
 
 def limited(annotation: Any) -> Callable[[str], Any]:
-    """The type of an option's value, a number with limits such as `config.limits.Count`."""
+    """Return the parser of an option whose value is a number with limits, such as `Count`."""
     (kind,), limits = parse_annotation(annotation)
 
     def read(text: str) -> Any:
@@ -196,7 +196,7 @@ _UNITS = ["", "K", "M", "G", "T"]
 
 
 def size(text: str) -> int:
-    """The type of an option in bytes: 40GB is 40 * 1000^3 bytes, 40GiB is 40 * 1024^3 bytes."""
+    """Parse a size in bytes: 40GB is 40 * 1000^3 bytes, and 40GiB is 40 * 1024^3 bytes."""
     stated = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(I?)B?", text.strip().upper())
     if stated is None:
         raise argparse.ArgumentTypeError(f"{text} is given; it must be a size such as 40GB")
@@ -205,7 +205,7 @@ def size(text: str) -> int:
 
 
 def not_empty(problem: str) -> Callable[[str], str]:
-    """The type of an option whose value is a text; an empty text is an error with this problem."""
+    """Return the parser of an option whose value is a text; an empty text raises `problem`."""
 
     def read(text: str) -> str:
         if not text:
@@ -216,12 +216,12 @@ def not_empty(problem: str) -> Callable[[str], str]:
 
 
 def option_of(field: str) -> str:
-    """The option that sets a field."""
+    """Return the option that sets a field."""
     return "--" + field.replace("_", "-")
 
 
 def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a configuration whose options are given, with their values."""
+    """Return the fields of a configuration whose options are given, with their values."""
     values = {field.name: getattr(arguments, field.name) for field in fields(config)}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -229,10 +229,10 @@ def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]
 def config_of[Config: Checked](
     config: type[Config], arguments: argparse.Namespace, default: Config | None = None
 ) -> Config:
-    """The configuration from its options; other fields come from `default` or the class.
+    """Build a configuration from its options; other fields come from `default` or from the class.
 
     Raises:
-      InputError: a value is outside its limits; the sentence begins with the option.
+      InputError: a value is outside its limits; the error names the option.
     """
     given = given_options(config, arguments)
     try:

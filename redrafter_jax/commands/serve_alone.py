@@ -1,4 +1,4 @@
-"""`serve` by one engine: in this process, or in several that are one job."""
+"""`serve` with one engine: in this process, or in several processes that are one job."""
 
 import argparse
 import signal
@@ -29,7 +29,7 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
 
         serve_together(arguments, limits)
         return
-    # First: what follows takes long.
+    # Listen first, so that a port in use is refused before the models are loaded.
     listening = listen(arguments.host, arguments.port)
     server = make_server(arguments, limits, listening, *load_served(arguments))
     server.run([listening])
@@ -45,9 +45,9 @@ def make_server(
     model: ServedModel,
     where: str = "",
 ) -> Server:
-    """The server that the options ask for, which SIGTERM ends from now on.
+    """Build the server that the options ask for; from now on, SIGTERM ends it.
 
-    The line that says so is for people; `where` tells them what compiles.
+    This logs the address and that programs are being compiled; `where` follows "compiling" there.
     """
     server = Server(
         engine,
@@ -57,8 +57,8 @@ def make_server(
         api_key=arguments.api_key,
         log_prompts=arguments.log_prompts,
     )
-    # Handle SIGTERM outside of uvicorn's run too: uvicorn raises it again when it has ended, but
-    # ending on SIGTERM is a success.
+    # Handle SIGTERM also outside of uvicorn's run: uvicorn raises the signal again when it has
+    # ended, but a server that ends on SIGTERM has succeeded.
     signal.signal(signal.SIGTERM, server.handle_exit)
     warn_if_open(arguments)
     host, port = listening.getsockname()[:2]

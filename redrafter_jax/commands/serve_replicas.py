@@ -18,7 +18,7 @@ from redrafter_jax.serving.server import listen
 
 
 def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
-    """Serve until SIGTERM or Ctrl-C, or deploy to a cluster that is running already.
+    """Serve until SIGTERM or Ctrl-C, or deploy to a cluster that is already running.
 
     Raises:
       InputError: an argument or a file cannot be used, or the replicas do not start.

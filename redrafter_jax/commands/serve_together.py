@@ -1,6 +1,6 @@
-"""`serve` by one engine whose mesh has devices of several processes.
+"""`serve` with one engine whose mesh has devices of several processes.
 
-Process 0 has the HTTP server, and leads; the others follow its engine.
+Process 0 runs the HTTP server and leads; the other processes follow its engine.
 """
 
 import argparse
@@ -25,15 +25,16 @@ from redrafter_jax.parallel.processes import least_of_all
 from redrafter_jax.serving.server import listen
 from redrafter_jax.text.grammars import GrammarCompiler
 
-# Options that may differ between processes: the first three say who is who, the others are of the
-# process that leads.
+# Options that may differ between processes: the first three identify the process, and only process
+# 0 uses the others.
 _OWN = ("coordinator_address", "num_processes", "process_id", "host", "port", "api_key", "name")
-# Packages whose release decides what a process understands and does.
+# Packages of which all processes must have the same version, because messages and programs depend
+# on them.
 _PACKAGES = ("redrafter-jax", "jax", "jaxlib", "llguidance")
 
 
 def serve_together(arguments: argparse.Namespace, limits: ServeConfig) -> None:
-    """Serve, or follow the process that does, until SIGTERM or Ctrl-C to any of them.
+    """Serve, or follow the process that serves, until one of the processes gets SIGTERM or Ctrl-C.
 
     Raises:
       InputError: an argument or a file cannot be used.
@@ -65,20 +66,20 @@ def _watch(link: Leader | Follower, on_loss: Callable[[LostProcessError], object
 
 
 def _check_same(arguments: argparse.Namespace, link: Leader | Follower) -> None:
-    """Refuse packages and options other than those of process 0."""
+    """Refuse package versions and options that differ from those of process 0."""
     versions = {name: _version(name) for name in _PACKAGES}
     for name, value in link.agree(versions).items():
         if versions.get(name) != value:
             raise InputError(
                 f"{name} is {versions.get(name) or 'not installed'} in this process and "
-                f"{value or 'not installed'} in process 0; install the same for all."
+                f"{value or 'not installed'} in process 0; install the same version for all."
             )
     own = {name: value for name, value in vars(arguments).items() if name not in _OWN}
     for name, value in link.agree(own).items():
         if own.get(name) != value:
             raise InputError(
                 f"{option_of(name)} is {own.get(name)} in this process and {value} in process 0; "
-                "start all with the same options."
+                "start all processes with the same options."
             )
 
 
@@ -113,7 +114,8 @@ def _follow(arguments: argparse.Namespace, link: Follower) -> None:
         signal.signal(number, lambda *_: link.ask_for_end())
     form = model.format
     grammars = GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens)
-    # Prepared now, so that process 0 does not wait for it in its first answer with a grammar.
+    # The tokenizer is indexed now, so that process 0 need not wait for this process when it answers
+    # the first request with a grammar.
     # Without llguidance, process 0 refuses grammars itself.
     with suppress(InputError):
         grammars.prepare()

@@ -1,4 +1,4 @@
-"""The engine and the model that the options of `serve` ask for."""
+"""Builds the engine and describes the model that the options of `serve` ask for."""
 
 import argparse
 import hashlib
@@ -30,7 +30,7 @@ from redrafter_jax.text.tool_styles import ToolFormat, tool_format
 
 
 def warn_if_open(arguments: argparse.Namespace) -> None:
-    """Warn about a server that can be reached from outside and asks for no key."""
+    """Warn about a server that other machines can reach and that asks for no key."""
     if arguments.host not in LOOPBACK and arguments.api_key is None:
         log(f"Anyone who can reach {arguments.host} may send requests; --api-key requires a key.")
 
@@ -46,13 +46,13 @@ def load_served[Kind: Engine](
     make: Callable[..., Kind] = Engine,
     least: Callable[[int], int] = lambda memory: memory,
 ) -> tuple[Kind, ServedModel]:
-    """The engine that the options ask for, and the model as its clients know it.
+    """Build the engine that the options ask for, and describe the model for its clients.
 
     Args:
       arguments: the command's options.
-      make: makes the engine of what `Engine` takes.
-      least: called with the bytes of the cache; gives the least of all processes, whose devices
-        may differ in what they have free.
+      make: function that makes the engine; it takes the arguments of `Engine`.
+      least: function that gets the bytes of the cache in this process and returns the least of all
+        processes, because their devices may have different amounts of free memory.
 
     Raises:
       InputError: an argument or a file cannot be used.
@@ -86,7 +86,7 @@ def load_served[Kind: Engine](
 
 
 def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> ToolFormat | None:
-    """Format of tool calls, from --tool-parser or else from the chat template; None for none."""
+    """The format of tool calls, from --tool-parser or from the chat template; None if unknown."""
     template = prompt_format.template
     if arguments.tool_parser and not template.tools:
         raise InputError(
@@ -100,7 +100,7 @@ def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> Too
 
 
 def fingerprint(target: Target) -> str:
-    """Digest of everything besides the request that may change rounding, and with it the text."""
+    """A digest of everything besides the request that can change rounding, and so the text."""
     # In a quantized target only the norms have the dtype of activations.
     arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
     versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]

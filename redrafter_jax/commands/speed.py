@@ -1,4 +1,4 @@
-"""Shows text while it is decoded, and measures its speed against the autoregressive baseline."""
+"""Shows text while it is decoded, and compares its speed with the autoregressive baseline."""
 
 import dataclasses
 import time
@@ -17,17 +17,17 @@ from redrafter_jax.generation import Generation
 from redrafter_jax.streaming import KeptCache, Update
 from redrafter_jax.types import LOOKUP
 
-# The least number of updates for a median, and the number for the baseline.
+# Minimum number of updates for a median, and number of updates of the baseline.
 _UPDATES, _BASELINE_UPDATES = 3, 5
-# Give advice below the first speed-up, and claim a gain above the second; measurements of the same
-# text differ by about this much.
+# Below the first speed-up advice is given, and above the second a gain is claimed: measurements of
+# the same text differ by about this much.
 _CLEARLY_SLOWER, _CLEARLY_FASTER = 0.95, 1.05
-# A table that makes any drafter decode without drafts.
+# A table of trees with which every drafter decodes without drafting.
 _ROOT_ALONE = TreeTable("", "", (TunedTree(1, 0.0, None, 1.0, 1.0),))
 
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
-    """A line of statistics on row 0."""
+    """Describe the decoding of row 0 in one line of statistics."""
     count, calls = len(result.tokens[0]), result.steps[0]
     speed = "" if tokens_per_second is None else f" {tokens_per_second:.1f} tokens/s,"
     return (
@@ -39,7 +39,10 @@ def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
 def describe_shortly(
     result: Generation, tokens_per_second: float | None, cost: float | None
 ) -> str:
-    """A short line on row 0: tokens, tokens per second, and the speed-up if the cost is known."""
+    """Describe the decoding of row 0 in a short line.
+
+    The line has the number of tokens, tokens per second, and the speed-up if `cost` is known.
+    """
     parts = [f"{len(result.tokens[0])} tokens"]
     if tokens_per_second is not None:
         parts.append(f"{tokens_per_second:.1f} tokens/s")
@@ -50,7 +53,10 @@ def describe_shortly(
 
 
 def describe_acceptance(result: Generation, rows: int) -> str:
-    """The acceptance length, and each drafter's share in the first `rows` rows if several draft."""
+    """Describe the acceptance length, and each drafter's share of it if several drafters draft.
+
+    Only the first `rows` rows count.
+    """
     calls, sources = sum(result.steps[:rows]), result.accepted_by
     of_it = ""
     if len(sources) > 1 and calls:
@@ -60,11 +66,11 @@ def describe_acceptance(result: Generation, rows: int) -> str:
 
 
 def describe_cost(result: Generation, cost: float) -> str:
-    """A sentence on the speed-up of row 0 and on `cost`, a target call's time in baseline calls.
+    """Describe the speed-up of row 0 in a sentence.
 
-    Names prompt lookup, or text that repeats itself, as the source of the speed-up if it is. A call
-    that verifies drafts is no faster than a call of the baseline, so a lower cost is noise and
-    counts as 1.
+    `cost` is the time of a target call, in calls of the baseline. If prompt lookup is the source of
+    the speed-up, or text that repeats itself, the sentence says so. A call that verifies drafts
+    cannot be faster than a call of the baseline, so a cost below 1 is noise and counts as 1.
     """
     speed_up = result.acceptance_length / max(cost, 1.0)
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
@@ -87,19 +93,22 @@ def describe_cost(result: Generation, cost: float) -> str:
 
 
 def update_seconds(stamps: Sequence[float]) -> float | None:
-    """Median seconds per update, from the times at the ends of updates; None for too few."""
+    """The median seconds per update, from the times at which updates ended.
+
+    None if there are too few updates.
+    """
     updates = [after - before for before, after in pairwise(stamps)]
     return median(updates) if len(updates) >= _UPDATES else None
 
 
 class ShownText(NamedTuple):
-    """A text that was shown while it was decoded.
+    """A text that has been shown while it was decoded.
 
     Attributes:
       text: the text of row 0.
       update: the last update; None if there was none.
-      stamps: clock times in seconds at the end of each update, of which the first is prefill.
-      counts: numbers of tokens decoded at these times.
+      stamps: clock times in seconds at which updates ended; the first update is prefill.
+      counts: number of tokens decoded by each of these times.
     """
 
     text: str
@@ -117,15 +126,15 @@ def show_stream(
       updates: the updates of a stream, which is closed at the end.
       gap: text that the chat template writes before an answer; it is not shown.
       screen: the screen to write to.
-      stop: an event that ends the text after the next update; Ctrl-C sets it. Without an event
-        Ctrl-C raises KeyboardInterrupt.
+      stop: event that ends the text after the next update; Ctrl-C sets it. Without an event, Ctrl-C
+        raises KeyboardInterrupt.
     """
     whole, text, update, stamps, counts = "", "", None, [], []
     decided = 0
     try:
         for update in updates:
             gained = max(1, len(update.tokens[0]))
-            # Write piece by piece only if pieces differ in colour.
+            # Separate writes are only needed if the pieces differ in colour.
             pieces = [(token.text, token.origin) for token in update.pieces[0]]
             for piece, origin in pieces if screen.by_origin else [(update.texts[0], None)]:
                 before, whole = len(text), whole + piece
@@ -154,14 +163,14 @@ def baseline_seconds(
     steps_per_update: int,
     kept_cache: KeptCache | None = None,
 ) -> float | None:
-    """Median seconds per update of the baseline, without compiling.
+    """Measure the median seconds per update of the baseline, without compiling.
 
-    None if the decoder is the baseline itself, if a grammar, which may end the text, constrains it,
-    or if `room` is too small.
+    Returns None if the decoder is the baseline itself, if a grammar constrains it and may end the
+    text, or if `room` is too small.
 
     Args:
-      decoder: the decoder whose updates are compared with the baseline.
-      prompt: token ids of the decoder's prompt; a step's time grows with the text's length.
+      decoder: decoder whose updates are compared with those of the baseline.
+      prompt: token ids of the decoder's prompt, because the time of a step grows with the text.
       room: number of tokens in the cache, including the prompt.
       steps_per_update: decode steps per update of the decoder.
       kept_cache: a cache to reuse; its text is overwritten.

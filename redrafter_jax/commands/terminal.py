@@ -15,12 +15,13 @@ from redrafter_jax.errors import InputError
 # A copy of `redrafter_jax.types.LOOKUP`, because that module imports JAX.
 LOOKUP = "lookup"
 
-# Colours by the tokens that a call gained: 1 plain, 2 cyan, 3 green, 4 yellow, 5 or more magenta.
+# Colours for the number of tokens that a call gained: 1 plain, 2 cyan, 3 green, 4 yellow, 5 or more
+# magenta.
 _COLOURS = ("", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[35m")
-# Colours by the source of a token: the target itself, a drafter, prompt lookup.
+# Colours for the source of a token: the target itself, a drafter, prompt lookup.
 _OWN, _DRAFTED, _LOOKED_UP = "", "\x1b[36m", "\x1b[33m"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-# On lines with fewer cells, words may break anywhere.
+# On lines with fewer cells than this, words may break anywhere.
 _NARROWEST = 8
 
 _PICTURES = {
@@ -33,11 +34,7 @@ When = Literal["auto", "always", "never"]
 
 
 def visible(text: str) -> str:
-    """The text with control characters replaced, because a terminal would execute them.
-
-    Newlines and tabs stay. ASCII control characters become their symbols, such as ␛, and C1 control
-    characters (U+0080 to U+009F) become the replacement character.
-    """
+    """Return the text with its control characters replaced, because a terminal would obey them."""
     return text.translate(_PICTURES)
 
 
@@ -47,7 +44,7 @@ def log(sentence: str) -> None:
 
 
 def _is_capable() -> bool:
-    """Whether stdout is a terminal that supports escape sequences."""
+    """Whether stdout is a terminal that understands escape sequences."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -60,7 +57,8 @@ class Screen:
     Args:
       colour: whether text is coloured; `auto` colours it if stdout is a terminal that supports
         colours, unless NO_COLOR is set.
-      by_origin: whether colours show who proposed a token, not how many tokens its call gained.
+      by_origin: whether colours show who proposed a token, rather than how many tokens its call
+        gained.
 
     Raises:
       InputError: `by_origin` is set, but text is not coloured.
@@ -82,7 +80,10 @@ class Screen:
         self._word, self._word_cells = "", 0
 
     def write(self, text: str, gained: int = 1, origin: str | None = None) -> None:
-        """Write a piece of an answer, proposed by `origin` in a call that gained so many tokens."""
+        """Write a piece of an answer that `origin` proposed.
+
+        `gained` is the number of tokens that the target call of this piece gained.
+        """
         if self._is_terminal:
             text = visible(text)
         if not self._coloured:
@@ -114,7 +115,10 @@ class Screen:
             self._out.flush()
 
     def _width(self) -> int | None:
-        """Cells of a line without the last, where terminals differ; None for no wrapping."""
+        """Number of cells of a line, without the last cell, at which terminals differ.
+
+        None if lines are not wrapped.
+        """
         if not self._wraps:
             return None
         try:
@@ -155,7 +159,7 @@ def _painted(text: str, colour: str) -> str:
 
 
 def read_messages() -> Iterator[str]:
-    """Messages from stdin, one per line; on a terminal, pasted text is one message.
+    """Read messages from stdin, one per line; on a terminal, pasted text is one message.
 
     Ctrl-C at the prompt discards the typed text.
     """
@@ -202,7 +206,7 @@ def _editor() -> Any:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)):
             history = FileHistory(path)
-    except (OSError, RuntimeError) as error:  # the folder cannot be written, or there is no home
+    except (OSError, RuntimeError) as error:  # an unwritable folder, or no home folder
         log(f"The input history is not kept for the next session: {error}.")
     return PromptSession("> ", history=history, key_bindings=keys)
 

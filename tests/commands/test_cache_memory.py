@@ -51,5 +51,7 @@ def test_too_little_and_too_much_are_told_in_bytes(
     with pytest.raises(InputError, match=r"^--cache-memory is 1000 bytes, but a page of 64 tokens"):
         longest_text(target, RootOnly(), 1000)
     devices(monkeypatch, {"bytes_limit": 10_000_000, "bytes_in_use": 4_000_000})
-    with pytest.raises(InputError, match=r"is 6000001 bytes, but the device has 6000000 free"):
+    with pytest.raises(
+        InputError, match=r"is 6000001 bytes, but the device has 6000000 bytes free"
+    ):
         longest_text(target, RootOnly(), 6_000_001)

@@ -40,7 +40,7 @@ def test_a_mistyped_command_is_named(
     main = importlib.import_module(f"{module}.__main__").main
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert capsys.readouterr().err == f"error: {word!r} is no command; {hint}\n"
+    assert capsys.readouterr().err == f"error: {word!r} is not a command; {hint}\n"
 
 
 def test_overrides_may_stand_before_and_after_options(tmp_path: Path) -> None:

@@ -196,7 +196,10 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--system", "be brief"], "--system needs a chat template, but the prompt is continued a"),
         (["--chat"], "has no chat template; save one beside it as chat_template.jinja, or give"),
         (["--chat", "--chat-template", "vicuna_v1.1"], "has no such token"),
-        (["--chat", "--chat-template", "none"], "A conversation needs a chat template, and --cha"),
+        (
+            ["--chat", "--chat-template", "none"],
+            "--chat-template is none, but a conversation needs",
+        ),
         (["--template-arguments", "{x: 1}"], "'x' is an argument of a chat template, but no "),
         (["--template-arguments", "!!int ''"], "is given; it must be a mapping such as {enable"),
         (["--template-arguments", "[x]"], "is given; it must be a mapping such as {enable"),

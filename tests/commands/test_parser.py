@@ -40,7 +40,7 @@ def test_template_arguments_are_read_as_settings_are() -> None:
             "no command is given; known commands: generate, chat, serve, fit, fetch, "
             "convert, push.\n",
         ),
-        ("gnerate", "'gnerate' is no command; did you mean 'generate'?"),
+        ("gnerate", "'gnerate' is not a command; did you mean 'generate'?"),
         ("--verson", "unrecognized argument: --verson; did you mean --version?\n"),
         ("-verson", "unrecognized argument: -verson; did you mean --version?\n"),
         ("-v", "unrecognized argument: -v; did you mean --version?\n"),

@@ -93,7 +93,7 @@ def test_replicas_and_several_processes_are_refused_together(
     run_redrafter: Any, option: str, value: str
 ) -> None:
     code, _, err = run_redrafter(*WORDS, "--replicas", "2", option, value)
-    assert (code, f"--replicas and {option} are given" in err) == (2, True)
+    assert (code, f"--replicas and {option} are both given" in err) == (2, True)
 
 
 @pytest.mark.parametrize("package", ["jax", "llguidance"])

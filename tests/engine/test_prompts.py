@@ -263,7 +263,9 @@ def test_a_kept_cache_must_hold_the_rows_and_their_tokens() -> None:
     engine = kept.engine_for(TARGET, RootOnly(), two, *how)
     assert engine.slots == 2
     assert kept.engine_for(TARGET, RootOnly(), two, *how) is engine
-    with pytest.raises(InputError, match="9 tokens, prompt included, do not fit the 8 of kept_cac"):
+    with pytest.raises(
+        InputError, match="9 tokens, prompt included, but kept_cache has room for 8"
+    ):
         KeptCache(8).engine_for(TARGET, RootOnly(), two, *how)
     with pytest.raises(InputError, match="kept_cache has 2 rows, but there are 3 prompts"):
         kept.engine_for(TARGET, RootOnly(), three, *how)

@@ -156,7 +156,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("speculators_llama", {"eagle_aux_hidden_state_layer_ids": [0, 3]}, "holds 0, the embedding"),
     # What the weights do not bear out.
     ("specforge", {"fc_norm": True}, "no weight 'fc_norm.0.weight'; the model is incomplete"),
-    ("specforge_fc_norm", {"fc_norm": False}, "'fc_norm.0.weight' and 2 more, for which"),
+    ("specforge_fc_norm", {"fc_norm": False}, "'fc_norm.0.weight' and 2 more, which"),
     ("safeailab_1_qkv_bias", {"bias": False}, "'fc.bias', which the model .* does not have"),
     ("specforge", {"attention_bias": True}, "no weight 'midlayer.self_attn.q_proj.bias'"),
     ("specforge", {"intermediate_size": 32}, r"has shape \(16, 24\).* asks for \(16, 32\)"),

@@ -251,7 +251,10 @@ def test_the_command_tells_what_changes(tmp_path: Path, run_redrafter: Any) -> N
             ["--quantize-head", "int8"],
             "--quantize-head is for --quantize int8, int4 or fp8; give --quantize too",
         ),
-        (["--text", "none.txt"], "--text is for --quantize; give both, or leave --text out"),
+        (
+            ["--text", "none.txt"],
+            "--text measures what --quantize changes; give both, or leave --text out",
+        ),
         (["--quantize", "int8", "--text", "none.txt"], "Cannot read none.txt: No such file"),
     ],
 )

@@ -129,7 +129,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"in another format than safetensors and pytorch_model"):
         find_weights(tmp_path)
     save_file({"a": np.ones((2, 3), np.int8)}, path)
-    with pytest.raises(InputError, match=r"weight 'a' is stored as I8; supported are F64, F32"):
+    with pytest.raises(InputError, match=r"weight 'a' is stored as I8; .* dtypes, F64, F32"):
         check_shape(find_weights(tmp_path)["a"], (2, 3))
     path.unlink()
     path.mkdir()
