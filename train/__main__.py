@@ -1,6 +1,6 @@
 """`python -m train [command] --config configs/demo.yaml optimizer.learning_rate=3e-4`.
 
-Commands: inspect, features, regenerate; without one, training.
+The commands are inspect, features and regenerate; without a command, a drafter is trained.
 """
 
 import signal
@@ -18,7 +18,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the named command, or train a drafter and print its folder if there is no command."""
+    """Run the command that the first word names, or train a drafter and print its folder."""
     run(_main)
 
 

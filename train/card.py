@@ -1,6 +1,6 @@
-"""The model card of a head: README.md in its folder, as the Hugging Face hub reads it.
+"""The model card of a head: the README.md in its folder, which the Hugging Face hub shows.
 
-https://huggingface.co/docs/hub/model-cards
+The format is https://huggingface.co/docs/hub/model-cards.
 """
 
 import json
@@ -18,7 +18,7 @@ from .config import LOSSES, TrainSettings
 
 # A card with this line is overwritten; users who edit the card remove the line.
 _MARK = "<!-- Written with the head. Take this line out to keep your own words. -->"
-# The hub's schema for a licence that is not in its list.
+# The value of `license` for a licence that is not in the hub's list.
 _LICENCE = {"license": "other", "license_name": NOT_STATED}
 # Placeholder in commands for a target that has no hub id.
 _TARGET = "path/or/hub-id/of/the/target"
@@ -29,7 +29,7 @@ def write_card(settings: TrainSettings, report: Path | None = None) -> None:
 
     Args:
       settings: settings of the training run.
-      report: `compare.json` of `eval compare`; the card shows figures from it.
+      report: `compare.json` of `eval compare`, from which the card shows figures; None shows none.
     """
     folder = settings.output_dir / "drafter"
     path = folder / CARD
@@ -52,8 +52,8 @@ def _card(
         _MARK,
         f"# A draft head for {target}",
         f"{title[:1].upper()}{title[1:]}, for speculative decoding of `{target}` with "
-        "redrafter-jax. The text is the target's own, whatever is drafted; a better head makes it "
-        "come faster.",
+        "redrafter-jax. The text is always the same as without a head; a better head only makes "
+        "it faster.",
         "## Use",
         _use(_hub_id(given), target, settings.data.chat_template),
         "## Training",
@@ -82,7 +82,7 @@ def _header(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _hub_id(name: str) -> str | None:
-    """The name if it is a hub id; None if it is a local path, existing or not."""
+    """The name if it is a hub id; None if it is a local path, whether or not the path exists."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -96,7 +96,7 @@ def _hub_id(name: str) -> str | None:
 
 
 def _public_name(name: str) -> str:
-    """A hub id, or the last part of a path, so that cards do not publish local folders."""
+    """A hub id, or the last part of a path, so that a card does not publish local folders."""
     return _hub_id(name) or PurePath(name).name
 
 

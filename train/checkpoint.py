@@ -16,7 +16,7 @@ from redrafter_jax.errors import InputError
 
 
 class Restored(NamedTuple):
-    """A restored checkpoint: number of finished steps, arrays and the JSON record."""
+    """A restored checkpoint: the number of finished steps, the arrays and the JSON record."""
 
     step: int
     arrays: Any
@@ -54,7 +54,7 @@ def save(
     Raises:
       InputError: the previous save failed; older checkpoints are unchanged.
     """
-    # The shapes distinguish a checkpoint of another model from a damaged one.
+    # The shapes distinguish a checkpoint of another model from a damaged checkpoint.
     stated = {"record": record, "shapes": _shapes(arrays)}
     with _writing(checkpoints):
         checkpoints.save(
@@ -133,6 +133,6 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
 
 
 def _shapes(arrays: Any) -> dict[str, list[int]]:
-    """Shape of each array by its path in the pytree, in JSON types."""
+    """The shape of each array by its path in the pytree, as JSON values."""
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in leaves}

@@ -1,4 +1,4 @@
-"""Settings of the training commands, validated by pydantic at the edge."""
+"""Settings of the training commands, which pydantic validates when they are read."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,7 +48,7 @@ class OptimizerSettings(Settings):
 
     @property
     def rows_per_step(self) -> int:
-        """Number of data rows per optimizer step."""
+        """Number of rows of data that each optimizer step reads."""
         return self.batch_size * self.accumulation_steps
 
 
@@ -137,12 +137,12 @@ class RegenerateSettings(Settings):
                 raise ValueError("prompts: self needs either count or tokens as its limit")
             if self.data.sources or self.prompt_tokens is not None:
                 raise ValueError(
-                    "prompts: self uses neither data.sources nor prompt_tokens; leave them out"
+                    "prompts: self uses neither data.sources nor prompt_tokens; leave both out"
                 )
             if self.user_sampling.temperature == 0:
                 raise ValueError(
                     "user_sampling.temperature is 0, so every conversation would begin with the "
-                    "same question; raise it"
+                    "same question; give a temperature above 0"
                 )
             return self
         if not self.data.sources:
@@ -174,16 +174,16 @@ class RegenerateSettings(Settings):
 class DrafterSettings(DrafterShape):
     """Shape of the drafter and its initial parameters.
 
-    `initial_drafter` names a trained drafter of this shape, whose parameters training starts from;
-    if it lacks the `attention` layer, that layer starts as one that adds nothing. Without it,
-    `initial_head: target` initializes the output head (each of them, if there are several) from the
-    target's output head, or from its leading singular directions if `exit_dim` or `head_rank` is
-    less than the target's width.
+    `initial_drafter` names a trained drafter of this shape, from whose parameters training starts.
+    If it lacks the `attention` layer, this layer starts so that it changes nothing. Without
+    `initial_drafter`, `initial_head: target` initializes the output head (or all output heads) from
+    the target's output head. If `exit_dim` or `head_rank` is less than the target's width, the
+    leading singular directions of the target's output head are used.
 
     With `draft_vocab_size`, the head drafts the tokens that carry loss most often in the training
-    data. With `initial_drafter` it keeps that drafter's tokens: state the same number, or leave
-    "auto". A drafter with `head: target` has no parameters per token, so another number is accepted
-    and the tokens are chosen from the data.
+    data. With `initial_drafter`, it keeps the tokens of that drafter: state the same number, or
+    leave "auto". A drafter with `head: target` has no parameters per token, so another number is
+    accepted, and the tokens are chosen from the data.
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = "auto"
@@ -237,7 +237,7 @@ class LossSettings(Settings):
 
 
 class TrainMeshSettings(MeshSettings):
-    """Device mesh of training: `data` splits the batch, `model` the target and the drafter.
+    """Device mesh of training: `data` splits the batch, and `model` the target and the drafter.
 
     `fully_sharded` also splits the drafter's parameters and the optimizer state over `data`.
     """
@@ -267,19 +267,19 @@ class AcceptanceSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """`python -m train`: train a drafter for a frozen target.
+    """The settings of `python -m train`: train a drafter for a frozen target.
 
     With `features`, training reads the target's hidden states and most likely tokens from that
     folder, which `python -m train features` writes, and does not run the target's layers.
 
-    A finished run continues if `steps` is raised: the parameters, the optimizer state and the
-    position in the data are kept, and the learning rate follows the schedule of the new length, so
-    that it rises once.
+    A finished run continues if `steps` is raised. The parameters, the optimizer state and the
+    position in the data are kept. The learning rate follows the schedule of the new length, so it
+    rises once.
 
     Attributes:
       target: folder or hub id of the target, or a GGUF file.
       target_dtype: dtype of the loaded target.
-      draft_rounds: R, the number of tokens that the drafter learns to draft.
+      draft_rounds: R, number of tokens that the drafter learns to draft after the root.
       features: folder of stored hidden states.
       acceptance: evaluation on held-out prompts during training; null disables it.
       steps: number of optimizer steps.

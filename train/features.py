@@ -1,7 +1,7 @@
 """`python -m train features --config configs/x.yaml features=DIR`: run the target only once.
 
 One forward pass over the data of a training run stores the target's hidden states and most likely
-tokens. Training runs with the same `features` read them and do not run the target's layers.
+tokens. Training runs with the same `features` read these files and do not run the target's layers.
 """
 
 import shutil
@@ -52,7 +52,7 @@ _SHARD_BYTES = 64 << 20
 
 
 class FeaturesSettings(TrainSettings):
-    """`python -m train features`: the settings of a training run, and `top_k`.
+    """The settings of `python -m train features`: those of a training run, and `top_k`.
 
     `features` is the output folder. The target reads `optimizer.batch_size` rows at a time.
 
@@ -86,7 +86,8 @@ def features(arguments: Sequence[str]) -> None:
     settings.drafter.build_for(config, settings.draft_rounds)
     if settings.top_k > config.vocab_size:
         raise InputError(
-            f"top_k is {settings.top_k}, but the target has {config.vocab_size} tokens; lower it."
+            f"top_k is {settings.top_k}, but the target has {config.vocab_size} tokens; lower "
+            "top_k."
         )
     make_folder(folder, "features")
     with hold(folder, "features"):
@@ -137,13 +138,13 @@ def make_index(
 
 
 def token_bytes(config: TargetConfig, context_layers: Sequence[int], top_k: int) -> int:
-    """Bytes on disk per token."""
+    """Return the number of bytes that a token takes on disk."""
     hidden = (len(context_layers) + 1) * config.hidden_size * 2
     return hidden + top_k * (2 + _id_dtype(config.vocab_size).itemsize)
 
 
 def write_index(folder: Path, index: FeatureIndex) -> None:
-    """Write the index, or check that it equals the folder's existing index.
+    """Write the index, or check that the folder already holds the same index.
 
     Raises:
       InputError: the folder holds other features.
@@ -224,7 +225,7 @@ def write_shards(
 def features_of_rows(
     target: Target, rows: Windows, start: int, stop: int, index: FeatureIndex, chunk_length: int
 ) -> dict[str, np.ndarray]:
-    """Arrays of a shard for rows `start` to `stop`: tokens concatenated without padding."""
+    """Compute the arrays of a shard for rows `start` to `stop`, concatenated without padding."""
     # Pad the last pass with its last row, so that it reuses the compiled program.
     indices = np.minimum(np.arange(start, start + index.rows_per_pass), stop - 1)
     part, parts = rows_of_process(target.mesh)
@@ -259,8 +260,10 @@ def compute_features(
     top_k: int,
     chunk_length: int,
 ) -> tuple[Float[Array, "B T Z"], TopTokens]:
-    """Compute hidden states and top-k tokens, floats in bfloat16; logits exist for one chunk
-    only."""
+    """Compute hidden states and the k most likely tokens; floats are in bfloat16.
+
+    The logits of only one chunk exist at a time.
+    """
     hidden = run_target(target, tokens, segments, context_layers, raw_layers)
     decoder = target.merge()
 

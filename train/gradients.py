@@ -1,4 +1,4 @@
-"""Gradients of a training step: through the losses by chunks, through the contexts by rows."""
+"""Gradients of a training step: through the losses chunk by chunk, then through whole rows."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from .loss import (
 
 
 class Batches(NamedTuple):
-    """The data of a training step: A accumulated batches.
+    """The data of a training step, which are A accumulated batches.
 
     Attributes:
       tokens: token ids.
@@ -45,12 +45,12 @@ class Batches(NamedTuple):
     top: TopTokens | None
 
 
-# Gradients, the loss, and the means per round that the loss is computed from.
+# The gradients, the loss, and the means per round from which the loss is computed.
 Totals = tuple[nnx.State, Array, RoundSums]
 
 
 def layers_read(drafter: HeadConfig, target: TargetConfig) -> tuple[tuple[int, ...], bool]:
-    """Context layers of a drafter, and whether it reads their raw, unnormalized outputs."""
+    """Return the context layers of a drafter, and whether it reads their outputs without a norm."""
     layers, training = drafter.layers_of(target), kind_of(drafter).training
     return layers, bool(layers) and training is not None and training.raw_layers
 
@@ -64,8 +64,8 @@ def run_target(
 ) -> Float[Array, "B T Z"]:
     """Compute the target's hidden states; on a mesh every device runs its part of the rows.
 
-    With `raw_layers` the states of context layers are raw layer outputs, otherwise they are
-    normalized to one scale; see `Decoder.of_one_scale`.
+    With `raw_layers`, the states of context layers are the outputs of the layers. Otherwise the
+    target's final norm is applied to them; see `Decoder.of_one_scale`.
     """
 
     @per_shard
@@ -88,10 +88,10 @@ def add_gradients(
     rounds: int,
     settings: LossSettings,
 ) -> Totals:
-    """Compute the gradients of the loss of all batches, the loss, and its parts per round.
+    """Compute the gradients of the loss of all batches, the loss, and the means per round.
 
-    The loss is a mean over the counted positions of all batches. On a mesh each data shard
-    accumulates its own gradients, which are summed over shards once, at the end.
+    The loss is a mean over the counted positions of all batches. On a mesh, each data shard
+    accumulates its own gradients, which are summed over the shards once, at the end.
     """
     decoder, head = target.merge(), nnx.merge(graphdef, params)
     shards, mesh = data_shards(target.mesh), target.mesh

@@ -34,13 +34,15 @@ def new_drafter(
     A reduced draft vocabulary is chosen from the training data, `sources`.
 
     Raises:
-      InputError: the head is wider than the target's, from which it is initialized; the settings
-        ask for more tokens or layers than the target has; or `initial_drafter` has another shape.
+      InputError: the output head is wider than the target's, from which it is initialized; the
+        settings ask for more tokens or layers than the target has; or `initial_drafter` has another
+        shape.
     """
     tokens = None
     count = settings.count_draft_tokens(target.config.vocab_size)
     if count is not None:
-        # Without end tokens in the draft vocabulary, every text would take one more target call.
+        # The draft vocabulary includes the end tokens: without them, every text would take one
+        # more target call.
         ends = set(target.config.eos_token_ids)
         tokens = most_frequent(sources, count, target.config.vocab_size, ends)
     if settings.initial_drafter is not None:
@@ -72,8 +74,8 @@ def _load_initial(
     kind = kind_of(drafter.config)
     if kind.training is None:
         raise InputError(
-            f"drafter.initial_drafter is {folder}, {kind.title}, which cannot be trained; use a "
-            f"drafter of kind {', '.join(TRAINING)}."
+            f"drafter.initial_drafter is {folder}, which holds {kind.title} and cannot be trained "
+            f"here; use a drafter of kind {', '.join(TRAINING)}."
         )
     tokens = drafter.config.draft_tokens
     count = len(tokens or ()) or None
@@ -106,7 +108,7 @@ def _load_initial(
 def _with_additions(
     drafter: LoadedHead, config: HeadConfig, additions: Sequence[str], seed: int
 ) -> LoadedHead:
-    """Add newly initialized parameters for the `additions` that only `config` has."""
+    """Add newly initialized parameters for the fields `additions`, which only `config` has."""
     added = {name: getattr(config, name) for name in additions}
     if not any(added.values()) or any(getattr(drafter.config, name) for name in added):
         return drafter
@@ -125,7 +127,7 @@ def most_frequent(
     """Choose the `count` of V tokens that carry loss most often, in ascending order.
 
     Each source counts by its weight, regardless of its size. Ties go to the lower token id. The
-    tokens of `always`, such as the end token, are always included.
+    tokens in `always`, such as the end token, are always chosen.
 
     Raises:
       InputError: the vocabulary has fewer than `count` tokens, or `always` has more.
@@ -134,7 +136,7 @@ def most_frequent(
         raise InputError(
             f"drafter.draft_vocab_size is {count}; the target has {vocab_size} tokens, of which "
             f"{len(always)} end a text and are always included, so set {len(always)} to "
-            f"{vocab_size}, or leave it out for all."
+            f"{vocab_size}, or leave it out for all tokens."
         )
     frequency = _frequencies(sources, vocab_size)
     frequency[list(always)] = np.inf
@@ -145,7 +147,7 @@ def most_frequent(
 def share_drafted(
     sources: Sequence[tuple[Windows, float]], tokens: Collection[int], vocab_size: int
 ) -> float:
-    """Fraction of the tokens that carry loss that are in `tokens`, with sources weighted."""
+    """The fraction of the tokens that carry loss that are in `tokens`; sources count by weight."""
     frequency = _frequencies(sources, vocab_size)
     return float(frequency[list(tokens)].sum() / frequency.sum())
 
@@ -153,7 +155,7 @@ def share_drafted(
 def _frequencies(
     sources: Sequence[tuple[Windows, float]], vocab_size: int
 ) -> Float[np.ndarray, " V"]:
-    """Mean count per row of each token that carries loss, with sources weighted."""
+    """The mean count per row of each token that carries loss; sources count by weight."""
     frequency = np.zeros(vocab_size)
     for windows, weight in sources:
         counts = np.bincount(windows.tokens[windows.loss_mask], minlength=vocab_size)

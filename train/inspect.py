@@ -31,7 +31,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class InspectSettings(TrainSettings):
-    """`python -m train inspect`: the settings of a training run, and how much data to show.
+    """The settings of `python -m train inspect`: a training run, and how much data to show.
 
     Attributes:
       examples: number of documents shown per source, chosen by `data.shuffle_seed`.
@@ -46,7 +46,7 @@ def inspect(arguments: Sequence[str]) -> None:
     """Print the counts of every source and some of its documents.
 
     Raises:
-      InputError: the data cannot be used; prompts and the drafter are not checked.
+      InputError: the data cannot be used. Prompts and the drafter are not checked.
     """
     settings = parse_settings(
         InspectSettings,
@@ -106,7 +106,7 @@ def split_runs(document: Document, tokenizer: Tokenizer, most: int) -> Iterator[
     tokens, before, end = document.tokens[:most].tolist(), "", 0
     for carries_loss, run in groupby(document.loss_mask[:most].tolist()):
         end += len(list(run))
-        # Decode from the beginning, since some tokenizers drop a leading space. An incomplete
+        # Decode from the beginning, because some tokenizers drop a leading space. An incomplete
         # character at the end belongs to the next run.
         text = tokenizer.decode(tokens[:end], skip_special_tokens=False)
         text = text if end == len(tokens) else text.rstrip("�")

@@ -40,8 +40,8 @@ class Outcome(NamedTuple):
     Attributes:
       step: number of finished steps.
       exported: folder of the exported drafter; None if a signal or `is_late` ended the run early.
-      best: the drafter with the highest acceptance length so far, if `acceptance` is set.
-      stopped_by: the signal that ended the run early, if any.
+      best: drafter with the highest acceptance length so far; None if `acceptance` is not set.
+      stopped_by: signal that ended the run early; None without one.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Progress of a run: number of finished steps, training state, best drafter so far."""
+    """Progress of a run: number of finished steps, training state, and best drafter so far."""
 
     step: int
     state: TrainState
@@ -61,14 +61,15 @@ class Position(NamedTuple):
 def train(
     settings: TrainSettings, console: Console, is_late: Callable[[int], bool] | None = None
 ) -> Outcome:
-    """Train a drafter and export it to `drafter` in the output folder.
+    """Train a drafter and export it to the folder `drafter` in the output folder.
 
-    `is_late` is called with the step after every step; once it returns True, the run saves a
-    checkpoint and ends. A run with `is_late` may also resume a run with other `steps`.
+    After every step, `is_late` is called with the number of finished steps. Once it returns True,
+    the run saves a checkpoint and ends. A run with `is_late` may also resume a run with other
+    `steps`.
 
     A killed run resumes from its newest checkpoint and reaches the same parameters bit for bit.
     SIGTERM or Ctrl-C ends the run after a last checkpoint. If `acceptance` is set, the drafter with
-    the highest acceptance length is exported to `best`.
+    the highest acceptance length is exported to the folder `best`.
 
     Raises:
       InputError: the target, the data or a checkpoint does not fit the settings, the folder cannot
@@ -130,7 +131,7 @@ def resume(
     console: Console,
     steps_may_change: bool = False,
 ) -> Position:
-    """Restore the newest checkpoint and its position in the data, or start at step 0.
+    """Restore the newest checkpoint with its position in the data, or start at step 0.
 
     With `steps_may_change`, the learning rate continues on the schedule of the new `steps`.
 
@@ -155,7 +156,7 @@ def resume(
     console.print(f"resumed from step {restored.step}")
     best = Best(**restored.record["best"]) if restored.record.get("best") else None
     if best and run.trial and best.measured_on != run.trial.measured_on:
-        console.print("the best drafter so far was measured otherwise and will give way")
+        console.print("the best drafter was measured on other prompts or trees; it is replaced")
     return Position(restored.step, restored.arrays, best)
 
 
@@ -165,14 +166,14 @@ def run_interval(
     asked_to_stop: Callable[[int], Stop | None],
     advance: Callable[[], None],
 ) -> tuple[Position, dict[str, float], Stop | None]:
-    """Take steps until logging, evaluation or a checkpoint is due, or the run must stop.
+    """Run steps until logging, evaluation or a checkpoint is due, or the run must stop.
 
     The state of `position` is donated; `advance` is called after every step.
 
     Returns:
       The new position; the scalars of the last step; and the reason to stop, if any. The scalars
-      include `data_wait_fraction`, over all steps, and `tokens_per_second`, without padding and
-      extrapolated from this process's rows to all processes.
+      include `data_wait_fraction`, which covers all steps, and `tokens_per_second`, which excludes
+      padding and is extrapolated from this process to all processes.
 
     Raises:
       InputError: the run has diverged.
@@ -251,7 +252,7 @@ def export(run: Run, position: Position) -> Path:
 
 
 def _due(settings: TrainSettings, step: int) -> set[str]:
-    """What is due after a step: any of "log", "try" and "save"."""
+    """The actions that are due after a step: a set of "log", "try" and "save"."""
     every = {"log": settings.log_every, "save": settings.checkpoint_every}
     if settings.acceptance is not None:
         every["try"] = settings.acceptance.every

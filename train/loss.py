@@ -1,15 +1,15 @@
-"""Losses of a draft head, unrolled over the data's tokens (teacher forcing).
+"""Losses of a draft head, unrolled over the tokens of the data (teacher forcing).
 
 For a position t with hidden state h_t, round i (from 0) reads x_{t+1+i} and predicts x_{t+2+i};
 heads that draft independently predict it from h_t alone. The teacher of this prediction is the
-target's output at position t+1+i, from the same forward pass that gave h_t (paper, section 4;
-distillation as in section 4.2).
+target's output at position t+1+i, from the same forward pass as h_t (paper, section 4; distillation
+as in section 4.2).
 
-With stored features (`train.features`), only the teacher's k most likely tokens are known; the
-remaining probability is shared evenly by the other tokens.
+With stored features (`train.features`), only the k most likely tokens of the teacher are known; the
+other tokens share the remaining probability evenly.
 
 A drafter may have a draft vocabulary of U of the V tokens. The soft loss then uses the target's
-distribution over these tokens; labels outside the draft vocabulary have no hard loss and count as
+distribution over these U tokens. Labels outside the draft vocabulary have no hard loss and count as
 missed.
 """
 
@@ -26,19 +26,19 @@ from redrafter_jax.types import Scorer
 
 from .config import LossSettings
 
-# Top-1 to top-5 accuracies are reported.
+# Accuracies are reported from top-1 to top-5.
 TOP = 5
 
 
 class RoundSums(NamedTuple):
-    """Sums over the counted positions, one entry per round.
+    """Sums over the counted positions; every array has one entry per round.
 
     Attributes:
       hard: cross-entropy with the next token, nats; 0 for labels outside the draft vocabulary.
       soft: KL divergence from the target's distribution to the drafter's, nats; see `LossSettings`.
       lk: -log sum min(p, q) over V, nats; the sum is the acceptance probability of a drafted token
         (arXiv 2211.17192, section 3).
-      tv: total variation distance, 1 - sum min(p, q): the rejection probability.
+      tv: total variation distance, 1 - sum min(p, q), which is the probability of a rejection.
       top: number of positions whose label is among the k + 1 most likely tokens.
       agreement: number of positions where drafter and target have the same most likely token.
     """
@@ -56,7 +56,8 @@ def count_positions(
 ) -> Int[Array, " R"]:
     """Count the positions that carry loss, per round.
 
-    At such a position t, the label x_{t+2+i} exists, carries loss, and is in the document of x_t.
+    A position t counts in round i if the label x_{t+2+i} exists, carries loss, and is in the
+    document of x_t.
     """
     ahead = range(2, rounds + 2)
     return jnp.stack([(loss_mask & _same_document(segments, i))[:, i:].sum() for i in ahead])
@@ -78,16 +79,16 @@ class TopTokens(NamedTuple):
 def dense_log_probs(
     top: TopTokens, vocab_size: int, known: Int[Array, " U"] | None = None
 ) -> Float[Array, "*B U"]:
-    """Expand top-k log-probabilities to the `known` tokens, or to all V, in float32.
+    """Expand top-k log-probabilities to the `known` tokens, or to all V tokens, in float32.
 
-    The remaining probability is shared evenly by the other tokens, each of which gets at most the
-    probability of the k-th token, whatever rounding leaves.
+    The other tokens share the remaining probability evenly. Rounding may leave too much, so each
+    gets at most the probability of the k-th token.
     """
     log_probs = top.log_probs.astype(jnp.float32)
     left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)
     others = max(vocab_size - log_probs.shape[-1], 1)
-    # The logarithm of the ratio would be -inf in float32 where nothing is left, as at padding, and
-    # -inf for every known token is not a distribution.
+    # Where no probability is left, as at padding, the logarithm of the ratio would be -inf in
+    # float32, and -inf for every known token is not a distribution.
     each = jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).tiny)) - jnp.log(others)
     each = jnp.minimum(each, log_probs[..., -1:])
     size, places = vocab_size, top.token_ids
@@ -100,7 +101,7 @@ def dense_log_probs(
 
 
 class Chunk(NamedTuple):
-    """A chunk of C positions, and the R following positions that its last rounds need; M = C + R.
+    """A chunk of C positions, followed by the R positions that its last rounds need; M = C + R.
 
     Attributes:
       contexts: inputs of the head at the C positions; see `TrainedHead.unroll`.
@@ -155,7 +156,7 @@ def split_chunks(
 
 
 def join_chunks(chunks: Float[Array, "n B C Y"], length: int) -> Float[Array, "B T Y"]:
-    """Join the C positions of each chunk back into rows of T = `length` positions."""
+    """Join the C positions of each chunk to rows of T = `length` positions."""
     n, B, C, Y = chunks.shape
     return chunks.swapaxes(0, 1).reshape(B, n * C, Y)[:, :length]
 
@@ -168,10 +169,10 @@ def round_sums(
     rounds: int,
     settings: LossSettings,
 ) -> RoundSums:
-    """Unroll the drafter R rounds at every position of a chunk and sum its unweighted losses.
+    """Unroll the drafter for R rounds at every position of a chunk, and sum its unweighted losses.
 
-    Uses the frozen target's embedding, and its vocabulary projection if the chunk has no `top` or
-    the drafter shares the target's head.
+    This uses the embedding of the frozen target, and also the target's vocabulary projection if the
+    chunk has no `top` or the drafter shares the target's head.
     """
     C = chunk.contexts.shape[1]
     known = drafter.draft_token_ids
@@ -226,7 +227,7 @@ _project.defvjp(_project_forward, _project_backward)
 
 
 def _index_of(known: Int[Array, " U"], vocab_size: int) -> Int[Array, " V"]:
-    """Index of each token in the draft vocabulary; -1 for tokens outside it."""
+    """The index of each token in the draft vocabulary; -1 for tokens outside of it."""
     unknown = jnp.full(vocab_size, -1)
     return unknown.at[known].set(jnp.arange(len(known)))
 
@@ -238,7 +239,7 @@ class _Teacher(NamedTuple):
       probabilities: probabilities at temperature 1; their sum is below 1 if U < V.
       softened: probabilities at the soft loss's temperature and top-k; their sum is 1.
       entropy: entropy of `softened`.
-      best: draft-vocabulary index of the target's most likely token; -1 if it is outside.
+      best: index in the draft vocabulary of the target's most likely token; -1 if it is not in it.
     """
 
     probabilities: Float[Array, "B C U"]
@@ -256,7 +257,7 @@ class _Teacher(NamedTuple):
     ) -> "_Teacher":
         """Build a teacher from the target's scores over the draft vocabulary.
 
-        `normaliser` (log-sum-exp of the scores) and `highest` (the highest score) are over V.
+        `normaliser` is the log-sum-exp of the scores, and `highest` the highest score, both over V.
         """
         best = jnp.where(scores.max(axis=-1) == highest, jnp.argmax(scores, axis=-1), -1)
         kept = _keep_top_k(scores, settings.soft_top_k)
@@ -287,7 +288,7 @@ def _prediction_sums(
     carries_loss = mask & (teacher.best >= 0) if settings.drafted_only else mask
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     label_logits = _logit_of(logits, labels)
-    # With `logits > label_logits`, NaN would rank first.
+    # `logits > label_logits` would rank NaN first.
     rank = (~(logits <= label_logits[..., None])).sum(axis=-1)
     softened = logits / temperature
     cross_entropy = jax.nn.logsumexp(softened, axis=-1) - jnp.sum(
@@ -309,6 +310,6 @@ def _prediction_sums(
 
 
 def _logit_of(logits: Float[Array, "B C U"], tokens: Int[Array, "B C"]) -> Float[Array, "B C"]:
-    """The logit of each token; an arbitrary one where the token is -1."""
+    """The logit of each token; an arbitrary logit where the token is -1."""
     chosen = jnp.maximum(tokens, 0)
     return jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]

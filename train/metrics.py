@@ -30,7 +30,7 @@ _LINE_SECONDS = 30
 
 
 def to_scalars(metrics: StepMetrics) -> dict[str, float]:
-    """Named scalars of a step: loss, gradient norm, and losses and accuracies per round."""
+    """The scalars of a step by name: loss, gradient norm, and losses and accuracies per round."""
     metrics = jax.device_get(metrics)
     scalars = {"loss": float(metrics.loss), "gradient_norm": float(metrics.gradient_norm)}
     for i in range(len(metrics.rounds.hard)):
@@ -43,7 +43,7 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
 
 
 def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
-    """Stop a run that has diverged, since later steps do not recover from NaN.
+    """Refuse to continue a run that has diverged, because later steps do not recover from NaN.
 
     Raises:
       InputError: a scalar is not finite.
@@ -57,7 +57,7 @@ def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
 
 
 def status_line(scalars: dict[str, float]) -> str:
-    """Status line: loss, top-1 accuracy per round, acceptance length if measured, speed."""
+    """The status line: loss, top-1 accuracy per round, acceptance length if measured, and speed."""
     top = re.compile(r"round_\d+/top_1")
     accuracy = " ".join(f"{100 * value:.0f}" for name, value in scalars.items() if top.match(name))
     parts = [f"loss {scalars['loss']:.3f}", f"top-1 % {accuracy}"]
@@ -97,7 +97,7 @@ class TrainProgress(Progress):
             self._since += 1
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
-        """Show a step's scalars; an acceptance length stays shown until the next one."""
+        """Show the scalars of a step; an acceptance length stays until the next one is measured."""
         if "acceptance_length" in scalars:
             self._tried = scalars
         status = status_line(self._tried | scalars)
@@ -112,7 +112,7 @@ class TrainProgress(Progress):
         return f", about {left / 60:.0f} min left" if left >= 120 else f", about {left:.0f} s left"
 
     def print_status(self, due: bool) -> None:
-        """Without a terminal, print the status if it is due or was last printed long ago."""
+        """Print the status where there is no terminal, if it is due or overdue."""
         due = due or time.monotonic() - self._printed > _LINE_SECONDS
         if self._line and due and not self.console.is_terminal:
             print_line(self.console, self._line)
@@ -121,9 +121,10 @@ class TrainProgress(Progress):
 
 @contextmanager
 def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[str, float]], None]]:
-    """Yield a function that appends a step's scalars to `metrics.jsonl` and TensorBoard.
+    """Yield a function that appends the scalars of a step to `metrics.jsonl` and to TensorBoard.
 
-    A resumed run first removes the rows after the step it resumes from, and writes them again.
+    A resumed run first removes the rows after the step from which it resumes, and writes them
+    again.
     """
     path = folder / "metrics.jsonl"
     kept = []

@@ -1,7 +1,7 @@
 """First words of questions of many kinds, for a target that writes user questions.
 
 Without openings, a chat model asks only a few kinds of questions. SmolLM2's head gained more from
-questions of many kinds than from as many more questions without openings
+questions of many kinds than from the same number of additional questions without openings
 (configs/smollm2_135m/drafter/README.md).
 """
 
@@ -125,5 +125,5 @@ OPENINGS = (
     "Please",
     "Can you",
 )
-# Every other question begins freely, since a model may mostly be asked in other languages.
+# Every other question begins freely, because users of a model may mostly write other languages.
 VARIED = tuple(words for opening in OPENINGS for words in (opening, ""))

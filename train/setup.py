@@ -1,4 +1,4 @@
-"""Loading of a run's inputs before its first step, and checks when a run resumes."""
+"""Loading of the inputs of a run before its first step, and checks when a run resumes."""
 
 import hashlib
 from pathlib import Path
@@ -33,8 +33,8 @@ from .initial import new_drafter, share_drafted
 from .optimizer import make_optimizer
 from .trial import Trial, plan_trial
 
-# Settings that may change when a run resumes, since they do not affect the parameters. Features are
-# compared by their digest, not by their path.
+# Settings that may change when a run resumes, because they do not affect the parameters. Features
+# are compared by their digest, not by their path.
 _FREE_SETTINGS = {
     "output_dir",
     "resume",
@@ -114,7 +114,7 @@ def set_up(settings: TrainSettings, console: Console) -> Run:
 
 
 def load_sources(settings: TrainSettings, files: TargetFiles) -> Sources:
-    """Load and tokenize the documents of every source, and make rows of them.
+    """Load and tokenize the documents of every source, and make rows from them.
 
     Raises:
       InputError: the rows are too short for the draft rounds, the tokenizer does not fit the
@@ -137,7 +137,7 @@ def _open_features(
     """Open the run's features.
 
     Raises:
-      InputError: as `open_features`, or the features do not support a loss.
+      InputError: the errors of `open_features`, or a loss needs what the features do not store.
     """
     assert settings.features is not None
     drafter = settings.drafter.build_for(files.config, settings.draft_rounds)
@@ -152,8 +152,8 @@ def _open_features(
     loss, kept = settings.loss, index.top_k
     if (loss.soft_top_k or 0) > kept:
         raise InputError(
-            f"loss.soft_top_k is {loss.soft_top_k}, but {settings.features} has {kept} tokens; "
-            "lower it, or write features with a larger top_k."
+            f"loss.soft_top_k is {loss.soft_top_k}, but {settings.features} stores {kept} tokens "
+            "per position; lower loss.soft_top_k, or write features with a larger top_k."
         )
     if loss.soft and loss.soft_temperature != 1 and loss.soft_top_k is None:
         raise InputError(
@@ -164,8 +164,8 @@ def _open_features(
     if loss.soft and loss.soft_temperature != 1 and drafted:
         raise InputError(
             f"loss.soft_temperature is {loss.soft_temperature:g}, which needs the probabilities of "
-            f"more draft tokens than {settings.features} has; set drafter.draft_vocab_size=null, "
-            "or train without features."
+            f"more draft tokens than {settings.features} stores; set "
+            "drafter.draft_vocab_size=null, or train without features."
         )
     return index, readers
 
@@ -173,12 +173,12 @@ def _open_features(
 def check_same_run(
     saved: dict[str, Any], step: int, settings: TrainSettings, steps_may_change: bool = False
 ) -> None:
-    """Check that a checkpoint's settings allow this run to resume from it.
+    """Check that a run with these settings may resume from a checkpoint.
 
-    `steps` may grow once all of them are taken, or change if `steps_may_change`.
+    `steps` may grow once all steps are taken, or change if `steps_may_change`.
 
     Raises:
-      InputError: another setting that must not change differs.
+      InputError: a setting that must not change differs.
     """
     stated = settings.model_dump(mode="json")
     longer = step == saved["steps"] < settings.steps
@@ -221,9 +221,9 @@ def check_same_inputs(
 
 
 def digest_weights(model: Model[Any, Any]) -> str:
-    """Digest of a model's configuration and weights, independent of the mesh.
+    """A digest of a model's configuration and weights, which does not depend on the mesh.
 
-    Every device hashes its own shard; no weight leaves a device.
+    Every device hashes its own shard, so no weight leaves a device.
     """
     sums = [int(_fingerprint(leaf)) for leaf in jax.tree.leaves(model.params)]
     return hashlib.sha256(repr((model.config, sums)).encode()).hexdigest()
@@ -231,7 +231,7 @@ def digest_weights(model: Model[Any, Any]) -> str:
 
 @jax.jit
 def _fingerprint(array: Array) -> UInt32[Array, ""]:
-    """Sum over elements of a hash of their bits and index (the finalizer of MurmurHash3)."""
+    """The sum over elements of a hash of their bits and index (the finalizer of MurmurHash3)."""
     array = array.astype(jnp.int8) if array.dtype == jnp.int4 else array
     unsigned = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
     mixed = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
@@ -245,7 +245,7 @@ def _fingerprint(array: Array) -> UInt32[Array, ""]:
 
 
 def digest_rows(windows: Windows) -> str:
-    """Digest of all tokens, masks and segments, and of the array shape."""
+    """A digest of all tokens, masks and segments, and of the shapes of the arrays."""
     digest = hashlib.sha256(repr(windows.tokens.shape).encode())
     for array in windows:
         digest.update(np.ascontiguousarray(array).data)

@@ -1,4 +1,4 @@
-"""One optimizer step of a drafter: frozen target forward, losses, update."""
+"""One optimizer step of a drafter: a pass of the frozen target, the losses, and an update."""
 
 from functools import partial
 from typing import NamedTuple
@@ -61,12 +61,13 @@ def train_step(
 ) -> tuple[TrainState, StepMetrics]:
     """Update the parameters once, from A accumulated batches; the state is donated.
 
-    The loss is the weighted sum over R rounds of the mean over all counted positions of the A * B *
-    T, so that splitting a batch changes memory use but not the gradient. No prediction crosses from
-    one document of a row to the next; `segments` numbers the documents.
+    The loss is a weighted sum over R rounds. In each round it is the mean over all counted
+    positions among the A * B * T, so that splitting a batch changes the memory use but not the
+    gradient. No prediction crosses from one document of a row to the next; `segments` numbers the
+    documents.
 
     Pass the features of `train.features` (`hidden`, `log_probs` and `token_ids`) all together or
-    not at all. With them the target's layers do not run and may be missing. On a mesh,
+    not at all. With features, the target's layers do not run and may be missing. On a mesh,
     `fully_sharded` also splits the state over `data`.
     """
     batches = Batches(tokens, loss_mask, segments, hidden, None)

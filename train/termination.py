@@ -10,20 +10,20 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-# Seconds that Python has to exit after a second Ctrl-C; it cannot exit while XLA compiles.
+# Seconds that Python has to exit by itself after a second Ctrl-C; it cannot while XLA compiles.
 _GRACE = 1.0
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 @contextmanager
 def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]:
-    """Record SIGTERM and the first Ctrl-C within the block, and acknowledge them on stderr.
+    """Record SIGTERM and the first Ctrl-C within the block, and report them on stderr.
 
-    The yielded function takes the finished step and returns the signal that was received, or None.
-    A second Ctrl-C ends the process within a second. Ctrl-C stays ignored where it was ignored
-    before, as in background jobs of scripts. In a job of several processes, any process may receive
-    SIGTERM, and all stop after the same step, on which JAX agrees; Ctrl-C ends the job without
-    saving.
+    The yielded function takes the number of the finished step, and returns the signal that was
+    received, or None. A second Ctrl-C ends the process within a second. If Ctrl-C was ignored
+    before, as in background jobs of scripts, it stays ignored. In a job of several processes, any
+    process may receive SIGTERM; all processes stop after the same step, which JAX coordinates.
+    Ctrl-C ends such a job without saving.
     """
     if jax.process_count() > 1:
         agreed = multihost_utils.reached_preemption_sync_point
@@ -52,7 +52,7 @@ def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]
 
 @contextmanager
 def _acknowledge() -> Generator[None]:
-    """Acknowledge signals in a thread, since Python's signal handlers wait while XLA runs."""
+    """Report signals from a thread, because Python's signal handlers wait while XLA runs."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     left = threading.Event()

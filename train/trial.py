@@ -43,7 +43,7 @@ from redrafter_jax.verdict import Texts, describe_tree
 from .config import AcceptanceSettings, TrainSettings
 from .data.chat import load_template
 
-# A smaller acceptance length never pays for drafting.
+# With an acceptance length below this, drafting is never faster.
 _HARDLY = 1.1
 
 
@@ -54,8 +54,9 @@ class Trial(NamedTuple):
       settings: settings of the evaluation.
       rows: token ids of the prompts, one list per row.
       stop_tokens: tokens that end an answer; empty for prompts that are plain texts.
-      folder: folder that the best drafter is exported to.
-      measured_on: digest of all inputs of the acceptance length except the two models.
+      folder: folder to which the best drafter is exported.
+      measured_on: digest of everything besides the two models on which the acceptance length
+        depends.
     """
 
     settings: AcceptanceSettings
@@ -90,8 +91,9 @@ def plan_trial(
 ) -> Callable[[Target], Trial] | None:
     """Read the evaluation prompts before any model is loaded; None if `acceptance` is not set.
 
-    The returned function takes the target, which answers earlier turns before a later turn is
-    encoded, and returns the `Trial`. It raises `InputError` if a later turn does not fit.
+    The returned function takes the target and returns the `Trial`. It needs the target because a
+    later turn is encoded after the answers to earlier turns. It raises `InputError` if a later turn
+    does not fit.
 
     By default, prompts are user turns if the training data has conversations (`chats`) or the
     tokenizer has a chat template; `acceptance.chat` overrides this.
@@ -144,14 +146,14 @@ def _prepare(
 
 
 def try_drafter(trial: Trial, target: Target, drafter: LoadedHead) -> dict[str, float]:
-    """Decode all prompts greedily and measure acceptance.
+    """Decode all prompts greedily, and measure the acceptance.
 
-    The drafter runs in the target's dtype, as in use.
+    The drafter runs in the target's dtype, as it does when it is used.
 
     Returns:
-      `acceptance_length`; for every reached depth d, `acceptance_rate/depth_d` and
-      `acceptance_calls/depth_d`, the number of target calls behind the rate; and `trial/texts`,
-      `trial/repeating` and `trial/short`, the counts of `Best`.
+      A mapping with `acceptance_length`; for every reached depth d, `acceptance_rate/depth_d` and
+      `acceptance_calls/depth_d`, the number of target calls from which the rate is computed; and
+      `trial/texts`, `trial/repeating` and `trial/short`, the counts of `Best`.
     """
     dtype = target.merge().dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
@@ -205,7 +207,7 @@ def keep_best(
 
 
 def describe_best(best: Best | None, settings: TrainSettings) -> str:
-    """A sentence on the result of a run and the next step; speed is not measured here."""
+    """Describe the result of a run and the next step in a sentence; speed is not measured here."""
     target, drafter = settings.target, settings.output_dir / ("best" if best else "drafter")
     words = [
         f"target={target}",

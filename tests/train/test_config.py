@@ -33,8 +33,8 @@ CASES: dict[type[BaseModel], tuple[dict[str, Any], list[tuple[dict[str, Any], st
             ),
             (source(files=["a"], held_out=["b"]), "held_out belongs to folder, not files"),
             (source(folder=".", format="text"), "format belongs to files or hub, not folder"),
-            (source(folder=".", include=["."]), r"'\.' is not a glob relative to the folder"),
-            (source(folder=".", held_out=["/etc/*.py"]), r"'/etc/\*\.py' is not a glob relative"),
+            (source(folder=".", include=["."]), r"'\.' is not relative to the folder"),
+            (source(folder=".", held_out=["/etc/*.py"]), r"'/etc/\*\.py' is not relative"),
             (source(folder=".", exclude=["a**/b.py"]), r"has '\*\*' within a name"),
             (
                 {"chat_template": "vicuna_v1.1", "template_arguments": {"enable_thinking": False}},

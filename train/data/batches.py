@@ -19,13 +19,13 @@ from .types import Windows
 
 # Number of batches to prefetch; with features, a batch may take gigabytes.
 _AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
-# Length of a repeated source, more than any run reads. Grain's own endless repetition has the
-# largest possible length, which batches of one example would exceed.
+# Number of rows of a repeated source, which is more than any run reads. Grain's own endless
+# repetition has the largest possible length, which batches of one example would exceed.
 _ENDLESS = 2**48
 
 
 class Batch(TypedDict):
-    """The batch of one step: `Windows`, with the features of their rows if they are stored."""
+    """The batch of one step: the arrays of `Windows`, and features of the rows if stored."""
 
     tokens: Int[np.ndarray, "B T"]
     loss_mask: Bool[np.ndarray, "B T"]
@@ -49,7 +49,7 @@ def make_batches(
     parts; `features` has a reader for the features of each source's rows, or None.
 
     Raises:
-      InputError: as `refuse_few_rows`.
+      InputError: a source has too few rows; see `refuse_few_rows`.
     """
     refuse_few_rows(sources, batch_size)
     readers = features or [None] * len(sources)
@@ -62,7 +62,7 @@ def make_batches(
 
 
 def refuse_few_rows(sources: Sequence[tuple[Windows, float]], batch_size: int) -> None:
-    """Refuse a source with fewer rows than its share of a batch, which would repeat rows."""
+    """Refuse a source with fewer rows than its share of a batch, because rows would repeat."""
     total = sum(weight for _, weight in sources)
     for index, (windows, weight) in enumerate(sources):
         (count, length), needed = windows.tokens.shape, math.ceil(batch_size * weight / total)

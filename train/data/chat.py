@@ -1,8 +1,9 @@
 """Rendering of conversations through a chat template, and masks of the assistant's tokens.
 
-An assistant turn is located by rendering the conversation twice: up to the turn, as the prompt of
-decoding, and including the turn. Both texts must be prefixes of the whole text. The turn carries
-loss if their tokens are prefixes too, so that training sees the same tokens as decoding.
+To locate an assistant turn, the conversation is rendered twice: up to the turn, which is the prompt
+when decoding, and including the turn. Both texts must be prefixes of the whole text. The turn
+carries loss if their tokens are prefixes too, because then training sees the same tokens as
+decoding.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from redrafter_jax.text.chat_template import ChatTemplate, Turn, find_template
 from .settings import DataSettings
 from .types import Chat, Skip
 
-# Fields of a turn that every template reads.
+# The fields of a turn that every template reads.
 _READ = ("role", "content")
 
 
@@ -60,7 +61,8 @@ def render_chat(
     With `last`, the conversation ends at the last answer that carries loss.
 
     Raises:
-      InputError: the template is not prefix-stable: later turns change the text of earlier ones.
+      InputError: the template is not prefix-stable, which means that later turns change the text of
+        earlier ones.
     """
     answers = [
         index
@@ -115,11 +117,11 @@ def _unread_by_template(template: ChatTemplate, turns: Sequence[Turn], whole: st
 def mask_answers(
     whole: Sequence[int], turns: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[Bool[np.ndarray, " t"], int]:
-    """The mask of the tokens that carry loss, and the number of turns left without loss.
+    """The mask of the tokens that carry loss, and the number of turns that carry none.
 
-    `turns` are as in `Rendered`, but in tokens. A turn carries no loss if a token spans its
-    boundary, because decoding, which starts at the boundary, would see other tokens. Later turns
-    are not affected.
+    `turns` holds the prefixes of `Rendered.turns`, as tokens. A turn carries no loss if a token
+    spans its boundary, because decoding starts at the boundary and would see other tokens. Later
+    turns are not affected.
     """
     mask, left_out = np.zeros(len(whole), bool), 0
     for before, after in turns:

@@ -58,9 +58,9 @@ def load_documents(settings: DataSettings, files: TargetFiles) -> list[SourceDoc
 
 
 def fitting_tokenizer(settings: DataSettings, files: TargetFiles) -> Tokenizer:
-    """The target's tokenizer, after checking that the target fits the data.
+    """Return the target's tokenizer, after checking that the target fits the data.
 
-    The tokenizer may have more tokens than the target, such as a padding token; data with such
+    The tokenizer may have more tokens than the target, such as a padding token. Data with these
     tokens is refused later.
 
     Raises:
@@ -70,11 +70,13 @@ def fitting_tokenizer(settings: DataSettings, files: TargetFiles) -> Tokenizer:
     length, positions = settings.sequence_length, config.position_limit
     if length > positions:
         raise InputError(
-            f"data.sequence_length is {length}, but the target has {positions} positions; lower it."
+            f"data.sequence_length is {length}, but the target has {positions} positions; lower "
+            "data.sequence_length."
         )
     if not config.eos_token_ids:
         raise InputError(
-            f"{files.name} has no eos_token_id, which separates documents; add it to its config."
+            f"{files.name} states no eos_token_id, which separates documents; add it to its "
+            "config.json."
         )
     return tokenizer
 
@@ -89,7 +91,8 @@ def encode_records(
     """Encode each record as a document, or as a skip if it cannot be used.
 
     Raises:
-      InputError: a token is outside the target's vocabulary, or as `template` and `render_chat`.
+      InputError: a token is outside the target's vocabulary, or `template` or `render_chat` raises
+        it.
     """
     for batch in batched(records, _BATCH):
         rendered = [
@@ -125,7 +128,7 @@ def encode_records(
 
 
 def read_records(source: SourceSettings) -> Iterator[Record | Skip]:
-    """Read the records of a source in file order, unusable ones as skips.
+    """Read the records of a source in the order of the file; unusable records become skips.
 
     Raises:
       InputError: the source cannot be read.
@@ -201,7 +204,8 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
     if not documents:
         why = f"all {total} records are left out: {reasons}" if total else "it has no records"
         raise InputError(
-            f"{loaded.name} has nothing to train on: {why}. Change its data or leave it out."
+            f"{loaded.name} has nothing to train on: {why}. Change its data, or leave the source "
+            "out."
         )
     refuse_many_skips(loaded.name, skips, total, settings)
     if settings.skips == "refuse":

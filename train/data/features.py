@@ -2,8 +2,8 @@
 
 A folder of features holds `index.json` and shards, `00000.safetensors` and so on. A shard holds the
 n tokens of some rows, concatenated without padding: `hidden` [n, Z] and `log_probs` [n, k] in
-bfloat16, `token_ids` [n, k] in uint16, or int32 for larger vocabularies, and `starts`, the offsets
-of the rows and the end of the last one.
+bfloat16; `token_ids` [n, k] in uint16, or in int32 for larger vocabularies; and `starts`, the
+offsets of the rows, followed by the end of the last row.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from redrafter_jax.config import Dtype
 from redrafter_jax.errors import InputError
 from redrafter_jax.settings.files import Settings
 
-# Maps a row's index in its source to the row's features.
+# A function from the index of a row in its source to the features of the row.
 ReadRow: TypeAlias = Callable[[int], dict[str, np.ndarray]]
 
 
@@ -30,9 +30,10 @@ class FeatureIndex(Settings):
 
     Attributes:
       target: digest of the target's files, from `TargetFiles.digest`.
-      target_dtype: dtype that the target ran in.
-      context_layers: layers whose hidden states are stored before those of the last layer.
-      raw_layers: whether these are raw layer outputs; otherwise the target's final norm is applied.
+      target_dtype: dtype in which the target ran.
+      context_layers: layers whose hidden states are stored before the last hidden states.
+      raw_layers: whether the stored states are outputs of layers; otherwise the target's final norm
+        has been applied to them.
       top_k: k, the number of stored most likely tokens per position.
       rows_per_pass: number of rows that the target reads together.
       sources: the first row of every source, by the digest of its rows.
@@ -84,9 +85,9 @@ def open_features(
     sources: Mapping[str, str],
     length: int,
 ) -> tuple[FeatureIndex, list[ReadRow]]:
-    """Open complete features; returns their index, and for every source a reader of its rows.
+    """Open complete features; return their index, and a reader of the rows of every source.
 
-    `target` and the values of `sources` (by name) are digests; `length` is T, the length of a row.
+    `target` and the values of `sources` (by name) are digests. `length` is T, the length of a row.
     The features may have more layers than `context_layers`.
 
     Raises:

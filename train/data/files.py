@@ -19,7 +19,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
-    """Read the records of `files` or `hub` in order, unreadable ones as skips.
+    """Read the records of `files` or `hub` in order; unreadable records become skips.
 
     Raises:
       InputError: a file is missing, damaged or of an unsupported type, the dataset cannot be
@@ -41,17 +41,17 @@ def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """Find the files of paths and globs, in the order of the list; files of a glob are sorted.
+    """Find the files of paths and globs, in the order of the list; a glob's files are sorted.
 
     Raises:
       InputError: a pattern matches no file, names a folder, or matches a file twice.
     """
     found: list[Path] = []
     for pattern in patterns:
-        with _reading(pattern):  # an overlong name, or ** within a name
+        with _reading(pattern):  # the name may be too long, or have ** within it
             matches = _matches(Path(pattern))
         if not matches:
-            raise InputError(f"There is no file {pattern!r}; correct the source's files.")
+            raise InputError(f"There is no file {pattern!r}; correct files of the source.")
         for match in matches:
             if match in found:
                 raise InputError(f"{match} is listed twice in a source's files; list it once.")
@@ -104,7 +104,7 @@ def _json_list(path: Path) -> Iterator[Raw]:
 
 
 def _parse(content: bytes) -> Any:
-    """Parse a JSON value; raises ValueError, of which UnicodeDecodeError is a subclass."""
+    """Parse a JSON value; raises ValueError or its subclass UnicodeDecodeError."""
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -117,7 +117,7 @@ def _open(path: Path) -> BufferedIOBase:
 
 @contextmanager
 def _reading(path: Path | str) -> Generator[None]:
-    """Turn errors of reading a file, such as a damaged archive, into `InputError` with its path."""
+    """Open a block in which errors of reading, such as a damaged archive, become `InputError`s."""
     try:
         yield
     except InputError:

@@ -15,7 +15,7 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
     """Read the training files of a folder, or the held-out ones, sorted by path.
 
     Raises:
-      InputError: as `find_texts`, or a file cannot be read or is not UTF-8.
+      InputError: the errors of `find_texts`, or a file cannot be read or is not UTF-8.
     """
     files = []
     for name, path in find_texts(settings, held_out=held_out):
@@ -66,12 +66,12 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob matches; `*` crosses folders, and `**/` also matches no folder."""
+    """Whether one of the globs matches; `*` crosses folders, and `**/` also matches no folder."""
     return any(fnmatch(name, variant) for glob in globs for variant in _without_folders(glob))
 
 
 def _without_folders(glob: str) -> list[str]:
-    """Variants of the glob with and without each `**/`, which `fnmatch` requires to match."""
+    """Variants of the glob with and without each `**/`, which `fnmatch` would require."""
     before, folders, after = glob.partition("**/")
     if not folders:
         return [glob]

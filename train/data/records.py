@@ -1,4 +1,4 @@
-"""Parsing of raw records into texts, conversations or tokens; faulty records are skipped."""
+"""Parsing of raw records into texts, conversations or tokens; a faulty record is skipped."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from redrafter_jax.text.chat_template import Turn
 
 from .types import Chat, Format, Raw, Record, Skip, Text, Tokens
 
-# Speaker names of ShareGPT and derived formats.
+# The names of speakers in ShareGPT and in formats derived from it.
 _SPEAKERS = {
     "human": "user",
     "user": "user",
@@ -26,13 +26,13 @@ _STATED = frozenset([
 
 
 class _MalformedError(Exception):
-    """A fault of a raw record: the reason, and optionally a detail."""
+    """The error for a faulty raw record, with the reason and possibly a detail."""
 
 
 def parse(raw: Raw, stated: Format | None) -> Record | Skip:
     """Parse a record in the stated format, or in the format that its keys imply.
 
-    Keys with a null value count as absent, since table rows have all columns.
+    A key with a null value counts as absent, because the rows of a table have all columns.
     """
     try:
         if not isinstance(raw.value, dict):
@@ -103,7 +103,7 @@ def _tokens(place: str, row: dict[str, Any]) -> Tokens:
     return Tokens(place, ids, [int(value) for value in mask], rewritten)
 
 
-# Required key of each format, and the function that removes its fields from the row.
+# The required key of each format, and the function that takes the fields of the format from a row.
 _FORMATS: dict[Format, tuple[str, Callable[[str, dict[str, Any]], Record]]] = {
     "messages": ("messages", _messages),
     "conversations": ("conversations", _conversations),
@@ -114,10 +114,10 @@ _FORMATS: dict[Format, tuple[str, Callable[[str, dict[str, Any]], Record]]] = {
 
 
 def _chat(place: str, row: dict[str, Any], key: str) -> Chat:
-    """Parse the conversation under `key`; the record's `system` text becomes the first turn.
+    """Parse the conversation under `key`; the `system` text of the record becomes the first turn.
 
     Turns have role and content, or from and value. Other fields of turns with a role are passed to
-    the chat template, except OpenAI's weight: 0 marks an answer without loss.
+    the chat template, except OpenAI's weight, which marks an answer without loss if it is 0.
     """
     turns, unread = row.pop(key), dict[str, None]()
     if not isinstance(turns, list) or not turns:
@@ -163,7 +163,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _carries_loss(turn: Turn, weight: Any) -> bool:
-    """Whether a turn's weight lets it carry loss; only assistant turns may have weight 1."""
+    """Whether the weight of a turn lets it carry loss; only assistant turns may have weight 1."""
     is_answer = turn["role"] == "assistant"
     # `isinstance` would accept bools.
     if weight is not None and (type(weight) not in (int, float) or weight not in (0, 1)):

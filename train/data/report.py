@@ -13,7 +13,7 @@ from .types import count_reasons, count_unread, describe_skips, describe_unread
 
 # Warn below this share of tokens that carry loss.
 _LITTLE = 0.1
-# Notes that are printed for nonzero counts of a source.
+# The notes that are printed if a count of a source is not zero.
 _NOTES = {
     "answers_not_learnt": "answers with a token across their boundary, which carry no loss",
     "cut": "records longer than a row, cut into pieces",
@@ -51,7 +51,7 @@ def print_report(loaded: Sources, console: Console) -> None:
 
 
 def describe_passes(loaded: Sources, steps: int, rows: int) -> str:
-    """A sentence on how often `steps` steps of `rows` rows each read every source."""
+    """Describe in a sentence how often `steps` steps of `rows` rows each read every source."""
     total = sum(source.weight for source, _ in loaded)
     times = ", ".join(
         f"{source.name if len(loaded) > 1 else 'the data'} "

@@ -19,8 +19,8 @@ class Rows(NamedTuple):
     Attributes:
       windows: the rows.
       cut: number of documents that are longer than a row and were cut into pieces.
-      unused: number of pieces that are left out because no token after their first two carries
-        loss.
+      unused: number of pieces that are left out, because no token after the first two of the piece
+        carries loss.
     """
 
     windows: Windows
@@ -28,12 +28,12 @@ class Rows(NamedTuple):
     unused: int
 
 
-# Each source with its rows.
+# The documents of each source, with the rows made from them.
 Sources = Sequence[tuple[SourceDocuments, Rows]]
 
 
 def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -> Rows:
-    """Cut the documents into rows of `data.sequence_length` tokens, and pack them if that is set.
+    """Cut the documents into rows of `data.sequence_length` tokens, and pack them if `pack` is set.
 
     Raises:
       InputError: a document is longer and `data.long_records` refuses it, or no piece has a token
@@ -46,15 +46,17 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
         raise InputError(
             f"{source.name}: {len(long)} of {len(source.documents)} records are longer than "
             f"data.sequence_length={length}, the longest {longest.place} with "
-            f"{len(longest.tokens)} tokens; raise the limit, or set data.long_records=cut."
+            f"{len(longest.tokens)} tokens; raise data.sequence_length, or set "
+            "data.long_records=cut."
         )
     pieces = [piece for document in source.documents for piece in split(document, length)]
-    # The first drafted token is two positions after that of the hidden state.
+    # The first drafted token is two positions after the hidden state from which it is drafted.
     useful = [piece for piece in pieces if piece.loss_mask[2:].any()]
     if not useful:
         raise InputError(
             f"{source.name} has nothing to train on: none of its {len(source.documents)} records "
-            "has a token that carries loss after its first two. Change its data or leave it out."
+            "has a token that carries loss after its first two. Change its data, or leave the "
+            "source out."
         )
     rows = [[piece] for piece in useful]
     if settings.pack:
@@ -78,11 +80,11 @@ def split(document: Document, length: int) -> Iterator[Document]:
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Pack pieces, given by size, into few groups that fit into `length`; returns their indices.
+    """Pack pieces, given by size, into few groups of at most `length`; return their indices.
 
-    Best-fit decreasing, deterministic: each piece, the longest first, goes into the group with the
-    least sufficient room. This takes at most 11/9 of the optimal number of groups, plus a constant
-    (Johnson, 1974).
+    The algorithm is best-fit decreasing: the pieces are placed from the longest to the shortest,
+    each into the group with the least sufficient room. This takes at most 11/9 of the optimal
+    number of groups, plus a constant (Johnson, 1974).
     """
     groups: list[list[int]] = []
     with_room: dict[int, list[int]] = defaultdict(list)
@@ -105,7 +107,7 @@ def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
 
 
 def join(rows: Sequence[Sequence[Document]], end_token: int, length: int) -> Windows:
-    """Build the arrays of rows: the pieces of each row, padded with end tokens without loss."""
+    """Build the arrays of rows from the pieces of each row, padded with end tokens without loss."""
     tokens = np.full((len(rows), length), end_token, np.int32)
     loss_mask = np.zeros((len(rows), length), bool)
     segments = np.zeros((len(rows), length), np.int32)

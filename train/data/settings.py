@@ -68,7 +68,7 @@ class SourceSettings(Settings):
             path = PurePosixPath(glob)
             if not path.parts or path.is_absolute() or ".." in path.parts:
                 raise ValueError(
-                    f"{glob!r} is not a glob relative to the folder; use one like 'package/*.py'"
+                    f"{glob!r} is not relative to the folder; use a glob such as 'package/*.py'"
                 )
             if any("**" in part and part != "**" for part in path.parts):
                 raise ValueError(f"{glob!r} has '**' within a name; use '**/' or '*'")
@@ -88,7 +88,10 @@ class SourceSettings(Settings):
             # A default, as --print-config writes it, does not count as set.
             stated = getattr(self, name) != type(self).model_fields[name].default
             if stated and given[0] not in _OF_KIND[name]:
-                raise ValueError(f"{name} belongs to {' or '.join(_OF_KIND[name])}, not {given[0]}")
+                raise ValueError(
+                    f"{name} belongs to {' or '.join(_OF_KIND[name])}, not to {given[0]}; leave it "
+                    "out"
+                )
         return self
 
 
@@ -127,5 +130,5 @@ class DataSettings(Settings):
         return self
 
     def name(self, index: int) -> str:
-        """Name of the source at this index of `sources`, for messages."""
+        """The name of the source at this index of `sources`, for messages."""
         return f"data.sources.{index} ({self.sources[index].title})"

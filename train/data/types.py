@@ -14,14 +14,14 @@ Format = Literal["messages", "conversations", "alpaca", "text", "tokens"]
 
 
 class Raw(NamedTuple):
-    """A record as read from its file; `place` is file and line, for messages."""
+    """A record as it was read; `place` is its file and line, for messages."""
 
     place: str
     value: Any
 
 
 class Skip(NamedTuple):
-    """A record that is left out: its place, the kind of fault, and its detail."""
+    """A record that is left out: its place, the kind of its fault, and a detail."""
 
     place: str
     reason: str
@@ -71,10 +71,10 @@ class Document(NamedTuple):
 
     Attributes:
       place: file and line.
-      kind: kind of the record.
+      kind: format of the record.
       tokens: token ids.
-      loss_mask: True for tokens whose prediction carries loss.
-      left_out: number of answers without loss because a token spans their boundary.
+      loss_mask: True for tokens that carry loss when they are predicted.
+      left_out: number of answers without loss, because a token spans their boundary.
       is_chat: whether the document is a rendered conversation.
       unread: fields of the record that neither this code nor the chat template reads.
     """
@@ -89,12 +89,12 @@ class Document(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Rows of one length T.
+    """Rows that all have the same length T.
 
     Attributes:
       tokens: token ids, padded at the end with the end token.
       loss_mask: True for tokens whose prediction carries loss.
-      segments: number of the document within the row, from 1; 0 at padding.
+      segments: number of the document within the row, from 1 on; 0 at padding.
     """
 
     tokens: Int[np.ndarray, "n T"]
@@ -108,7 +108,7 @@ def count_reasons(skips: Sequence[Skip]) -> dict[str, int]:
 
 
 def describe_skips(skips: Sequence[Skip]) -> str:
-    """One line: every reason with its count and its first record."""
+    """Describe every reason in one line, with its count and its first record."""
     first = {skip.reason: skip for skip in reversed(skips)}
     return "; ".join(
         f"{count} × {reason} (first at {_place(first[reason])})"
@@ -123,7 +123,7 @@ def count_unread(records: Iterable[Document | Record | Skip]) -> dict[str, int]:
 
 
 def describe_unread(records: Iterable[Document | Record | Skip]) -> str:
-    """One line: every unused field with its count; empty if there are none."""
+    """List every unused field with its count in one line; empty if there are none."""
     return ", ".join(f"{name} ({count})" for name, count in count_unread(records).items())
 
 

@@ -1,4 +1,4 @@
-"""The end of a fit: the trees to report, the head's tree table, and the verdict."""
+"""The end of a fit: the trees to report, the tree table of the head, and the verdict."""
 
 import json
 import math
@@ -16,16 +16,16 @@ from redrafter_jax.verdict import MeasuredWay, Texts, Verdict, judge
 from .plan import FitPlan
 
 SAMPLINGS: list[dict[str, float]] = [{"temperature": 0.0}, {"temperature": 0.7}]
-# Gain in acceptance length of a small head per doubling of the data: SmolLM2's had 1.22 after 61
-# thousand positions and 1.82 after 11 million.
+# Gain in acceptance length of a small head per doubling of the data: the head for SmolLM2 had 1.22
+# after 61 thousand positions and 1.82 after 11 million.
 _PER_DOUBLING = 0.08
 _DAY = 24 * 60
 
 
 def finalists(folder: Path) -> dict[str, dict[str, Any]]:
-    """The tree that the tuner chose for each temperature, by method name.
+    """The trees that the tuner chose, one per temperature, by name of the method.
 
-    If the tuner chose the baseline, this is the fastest measured tree of the head.
+    If the tuner chose the baseline, the head's fastest measured tree takes its place.
     """
     rows = json.loads((folder / "tune" / "tune.json").read_text())["rows"]
     names = [one.name for one in fields(TreeConfig)]
@@ -41,11 +41,11 @@ def finalists(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def obey_report(folder: Path) -> None:
-    """Update the head's tree table at batch size 1 with the speedups of the report.
+    """Update the head's tree table at batch size 1 with the speed-ups of the report.
 
     A tree that the report measured as slower than the baseline is replaced by the baseline; trees
-    that are not in the report are kept. A temperature that the tuner did not reach gets an entry
-    with the nearest tree, or with the baseline if that tree is slower.
+    that are not in the report stay. A temperature that the tuner did not reach gets an entry with
+    the nearest tree, or with the baseline if that tree is slower.
     """
     drafter = _drafter(folder)
     table = find_tree_table(drafter)
@@ -70,7 +70,7 @@ def obey_report(folder: Path) -> None:
 
 
 def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
-    """The temperatures at which the head is faster for one prompt, and a sentence on the result.
+    """The temperatures at which the head is faster for one prompt, and a sentence about the result.
 
     At these temperatures the table has a tree, and the report has enough data for a verdict.
     """
@@ -117,10 +117,10 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
 
 
 def minutes_to_pay(minutes: float, length: float, speedup: float) -> float:
-    """Estimated minutes of a fit after which the head is faster than the baseline.
+    """Estimate the minutes of a fit after which the head would be faster than the baseline.
 
-    Extrapolates the usual gain per doubling of the data from this fit's `minutes`, the head's
-    acceptance length `length`, and its `speedup`.
+    The estimate extrapolates the usual gain per doubling of the data from this fit: its `minutes`,
+    the head's acceptance length `length`, and its `speedup`.
     """
     missing = 1.05 * length / speedup - length
     return minutes * 2 ** max(missing / _PER_DOUBLING, 1.0)
@@ -155,8 +155,8 @@ def _without_head(found: Verdict, length: float, minutes: float) -> str:
         return f"decode without the head, or fit again with --minutes {2 * minutes:g}"
     needed = minutes_to_pay(minutes, length, found.way.median)
     if needed > _DAY:
-        return "decode without the head: on this device it would need more than a day"
+        return "decode without the head: on this device a useful head would need more than a day"
     return (
-        "decode without the head, or fit again: some "
-        f"{10 * math.ceil(needed / 10)} minutes would be needed"
+        "decode without the head, or fit again: a useful head would need about "
+        f"{10 * math.ceil(needed / 10)} minutes"
     )

@@ -1,4 +1,4 @@
-"""The time plan of a fit, adjusted after each stage to the time that is left.
+"""The time plan of a fit, which is adjusted after each stage to the time that is left.
 
 The current plan is a file. Sizes that depend on the clock (numbers of written tokens and of
 training steps) are saved before they are used, so that a killed run resumes to the same head.
@@ -20,12 +20,12 @@ from .probe import Rates
 Stage = Literal["write", "read", "train", "tune", "measure"]
 STAGES: tuple[Stage, ...] = ("write", "read", "train", "tune", "measure")
 
-# Epochs over the written tokens: planned, and at most if time is left. With fewer epochs a head
-# learns less from the same tokens.
+# Number of epochs over the written tokens, as planned, and the maximum if time is left. With fewer
+# epochs, a head learns less from the same tokens.
 EPOCHS, _MOST_EPOCHS = 4, 8
 # With fewer tokens a head hardly improves on its initialization.
 _FEWEST_TOKENS, _FEWEST_STEPS = 4096, 8
-# Minimum share of the time for the last two stages, and the tuner's share of that.
+# Minimum share of the time for the last two stages, and the share of this time that the tuner gets.
 _ENDING, _TUNING = 0.25, 0.6
 # Number of prompts for measuring the head: at least `verdict.FEWEST_TEXTS`, and one per
 # `_TOKENS_PER_PROMPT` written tokens, so that few tokens are held out. The tuner gets half as many
@@ -41,8 +41,8 @@ _TREES = 4
 _PART = 1 / 6
 # Answers are limited so that each slot decodes about `_WAVES` of them in sequence, not just one.
 _WAVES, _SHORTEST_ANSWER = 8, 128
-# Tokens of a question, which the target writes too and which carry no loss; and tokens that it
-# reads to write question and answer.
+# Number of tokens of a question, which the target also writes, without loss; and number of tokens
+# that it reads to write question and answer.
 _QUESTION, _READ = 48, 64
 # A training run restarts with fewer steps if it would be late by more than this share, but not
 # within its first steps.
@@ -146,9 +146,9 @@ def _per_learned(rates: Rates) -> float:
 
 
 def is_enough(plan: FitPlan, used: float, tokens: int) -> bool:
-    """Whether reading and training on `tokens` written tokens takes all the remaining time.
+    """Whether reading and training on `tokens` written tokens would take all the remaining time.
 
-    `used` is the time that the fit has taken, in seconds.
+    `used` is the time in seconds that the fit has taken so far.
     """
     left = 60 * plan.asked.minutes - used - plan.ending - 2 * _PART * plan.rates.starting
     return tokens * _per_learned(plan.rates) >= left
@@ -165,7 +165,7 @@ def _ending(rates: Rates, seconds: float) -> float:
 def make_plan(
     asked: FitRequest, spent: float, rows: int, rates: Rates, new_tokens: int, row_tokens: int
 ) -> FitPlan:
-    """Plan a fit: every token is written once, read once and trained on `EPOCHS` times.
+    """Plan a fit: every token is written once, read once, and trained on in `EPOCHS` epochs.
 
     Args:
       asked: the request.
@@ -173,15 +173,15 @@ def make_plan(
       rows: number of rows that the target writes together.
       rates: throughput of the device.
       new_tokens: maximum number of new tokens per prompt when the head is measured.
-      row_tokens: length of a row of training data.
+      row_tokens: number of tokens in a row of training data.
 
     Raises:
-      InputError: there is time for too few tokens.
+      InputError: the time is too short for enough tokens.
     """
     per_token = _per_written(rates, _SHORTEST_ANSWER) + _per_learned(rates)
 
     def tokens_in(minutes: float) -> int:
-        """Number of tokens that fit into so many minutes."""
+        """The number of tokens that fit into this time."""
         seconds = 60 * minutes - spent
         return int((seconds - 3 * _PART * rates.starting - _ending(rates, seconds)) / per_token)
 
@@ -230,13 +230,13 @@ def plan_training(plan: FitPlan, tokens: int, step_tokens: int) -> FitPlan:
 
 
 def plan_measuring(plan: FitPlan) -> tuple[FitPlan, float]:
-    """Divide the time that is left after training: the new plan, and the tuner's seconds."""
+    """Divide the time that is left after training; return the new plan and the tuner's seconds."""
     plan = _shorten_measuring(plan, (1 - _TUNING) * plan.left)
     return plan, max(plan.left - plan.measuring, _tuning_seconds(plan.rates, _FEWEST_NEW_TOKENS))
 
 
 class Pace:
-    """Time control of a training run; `used` is the time that the fit has taken, in seconds."""
+    """The time control of a training run; `used` is the time that the fit has taken, in seconds."""
 
     def __init__(self, plan: FitPlan, used: float) -> None:
         self._plan, self._begun = plan, used
@@ -245,8 +245,10 @@ class Pace:
         self._starting = 0.0
 
     def steps(self, step: int, used: float) -> int | None:
-        """A smaller number of steps if the run would be late, else None; called after every
-        step."""
+        """A smaller number of steps if the run would be late, otherwise None.
+
+        This is called after every step.
+        """
         if self._first is None:  # the first step has compiled
             self._first, self._starting = (step, used), used - self._begun
             return None

@@ -22,7 +22,8 @@ from ..step import init_state, train_step
 
 # Seconds for which a timed call is repeated.
 _SECONDS = 3.0
-# Prompt length of timed decoding; prefill is a small part of writing.
+# Number of prompt tokens when decoding is timed; it is small, because prefill is a small part of
+# writing.
 _PROMPT_TOKENS = 16
 
 
@@ -47,7 +48,7 @@ class Rates(NamedTuple):
 def measure_rates(
     load: Callable[[], Target], settings: TrainSettings, rows: int, top_k: int
 ) -> Rates:
-    """Time each stage at its shapes on random tokens, decoding `rows` texts together."""
+    """Time each stage on random tokens of its shapes; `rows` texts are decoded together."""
     begun = time.perf_counter()
     target = load()
     starting = time.perf_counter() - begun
@@ -104,7 +105,7 @@ def measure_rates(
 
 
 class _Timed(NamedTuple):
-    """A call to time: its number of tokens, and how often it can be called."""
+    """A call to time, the number of tokens that it takes, and how often it can be called."""
 
     tokens: int
     call: Callable[[], Any]
@@ -123,7 +124,7 @@ def _decoding(target: Target, rows: int, length: int) -> _Timed:
 
 
 def _seconds(call: Callable[[], Any], most: int) -> tuple[float, float]:
-    """Seconds of the first call, which compiles, and the median of at most `most` later ones."""
+    """The seconds of the first call, which compiles, and the median of up to `most` later calls."""
     begun = time.perf_counter()
     jax.block_until_ready(call())
     first = time.perf_counter() - begun

@@ -1,10 +1,10 @@
 """`redrafter fit TARGET OUTPUT --minutes M`: train a draft head without other data.
 
-There are five stages, each a command with a settings file that can also be run by hand: the target
-writes conversations, its hidden states are stored, a head is trained on them, the fastest tree is
-searched for, and the head with this tree is compared with the baseline. A short benchmark of the
-device decides the sizes; a late stage leaves less time to the next ones. A killed run resumes where
-it stopped.
+There are five stages. Each is a command with a settings file, which can also be run by hand: the
+target writes conversations, its hidden states are stored, a head is trained on them, the fastest
+tree is searched for, and the head with this tree is compared with the baseline. A short benchmark
+of the device decides the sizes. A stage that is late leaves less time to the next stages. A killed
+run resumes where it stopped.
 """
 
 import shlex
@@ -81,8 +81,8 @@ def fit(
     writes conversations in the chat template: the tokenizer's own, a built-in or a Jinja file.
 
     Raises:
-      InputError: the target or the template cannot be used, the folder holds another fit, or there
-        is too little time.
+      InputError: the target or the template cannot be used, the folder holds another fit, or the
+        time is too short.
     """
     started = time.perf_counter()
     files = open_target(target)
@@ -105,13 +105,13 @@ def fit(
 
 
 def _template_named(name: str | None, files: TargetFiles) -> str | None:
-    """Check the template that `--chat-template` names; None for the tokenizer's own."""
+    """Check the template that `--chat-template` names; return None for the tokenizer's own."""
     if name is None:
         return None
     if name == NONE:
         raise InputError(
-            "A head is fitted on conversations, and --chat-template none gives them no template; "
-            "name another template, or leave the option out."
+            "--chat-template is none, but a head is fitted on conversations, which need a chat "
+            "template; name a template, or leave the option out."
         )
     find_template(name, files, "--chat-template ")
     return None if name == OWN else name
@@ -155,7 +155,7 @@ class _Fit:
         self._step_tokens = batch_size() * self._length
 
     def used(self) -> float:
-        """Seconds that all runs of the fit have taken; saved in the plan every few seconds."""
+        """The seconds that all runs of the fit have taken; the plan saves them now and then."""
         used = self._before + time.perf_counter() - self._began
         if used - self._kept >= _KEEPING:
             self._keep(spent=used)
@@ -278,7 +278,7 @@ class _Fit:
         what = f"{self.plan.prompts} prompts that neither training nor the tuner saw"
         self._announce("measure", what, "eval", *words)
         call_program("eval", "commands:evaluate", words)
-        # Only once: a later `eval tune` writes its own table.
+        # The table is updated only once, because a later `eval tune` writes its own table.
         obey_report(self._folder)
         settings = load_settings(TrainSettings, self._folder / "train.yaml")
         write_card(settings, self._folder / "report" / "compare.json")

@@ -16,7 +16,7 @@ from .plan import FitPlan, FitRequest
 # Rows that the target writes together, and rows per optimizer step.
 _CPU_ROWS, _GPU_ROWS = 32, 256
 _CPU_BATCH, _GPU_BATCH = 2, 4
-# Length of training rows, unless the target has fewer positions.
+# Number of tokens in a training row, unless the target has fewer positions.
 _ROW_TOKENS = 512
 TOP_K = 64
 _DRAFT_VOCAB_SIZE = 8192
@@ -50,7 +50,7 @@ def rows_written() -> int:
 
 
 def trees() -> list[dict[str, Any]]:
-    """The tuner's candidates."""
+    """The trees that the tuner may choose from."""
     return _CPU_TREES if on_cpu() else _GPU_TREES
 
 
@@ -122,7 +122,7 @@ def decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> d
 
 
 def _template(asked: FitRequest) -> dict[str, Any]:
-    """The setting of the chat template; empty for the default, which differs by command."""
+    """The setting of the chat template; empty for the default, which differs between commands."""
     return {} if asked.chat_template is None else {"chat_template": asked.chat_template}
 
 

@@ -1,19 +1,19 @@
 """Conversations whose assistant turns the target writes; recorded answers are replaced.
 
 An answer is written after the answers *written so far*, as in use. Prompts are made as in a chat
-program: for every answer, all turns go through the chat template and the text through the
-tokenizer.
+program: for every answer, all turns go through the chat template, and the resulting text through
+the tokenizer.
 
-The output stores tokens instead of messages, since the tokenizer may encode an answer's text to
-other tokens than the target's, which the drafter has to predict. A row holds the tokens of a prompt
-and its answer. The next answer is appended to the row if the next prompt begins with the row's
-tokens. Otherwise (the tokenizer encodes the answer to other tokens, or the template leaves out
-thoughts) the next answer starts a new row. So every answer follows exactly the tokens that the
-target read.
+The output stores tokens instead of messages. The tokenizer might encode the text of an answer to
+other tokens than the target wrote, and the drafter has to predict the target's tokens. A row holds
+the tokens of a prompt and its answer. The next answer is appended to the row if the next prompt
+begins with the row's tokens. Otherwise it starts a new row: the tokenizer encodes the answer to
+other tokens, or the template leaves out thoughts. So every answer follows exactly the tokens that
+the target read.
 
-An answer carries loss, including the stop token that the target chose. An answer that was cut by
-its limit has no stop token; the end marker that the template writes after it in the next prompt
-carries no loss.
+An answer carries loss, including the stop token that the target chose. An answer that its limit has
+cut has no stop token; the end marker that the template writes after it in the next prompt carries
+no loss.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -55,13 +55,13 @@ class TurnEncoder(NamedTuple):
     def encode_turns(self, turns: list[Turn]) -> list[int] | str:
         """The prompt for an answer to these turns, or the reason why there is no prompt."""
         if any(turn["role"] == "tool" for turn in turns):
-            return "a tool answers a call that is not made again"
+            return "a tool answers a call that the rewritten conversation does not hold"
         try:
             prompt = self.encode(self.template.render(turns, True))
         except Exception:  # templates may raise any exception
             return "the chat template refuses the turns"
         if max(prompt, default=0) >= self.vocab_size:
-            return f"token {max(prompt)} is none of the target's {self.vocab_size}"
+            return f"token {max(prompt)} is outside the target's {self.vocab_size} tokens"
         if len(prompt) >= self.room:
             return "no room for an answer in data.sequence_length"
         return prompt

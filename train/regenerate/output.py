@@ -62,8 +62,8 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
         whole = numbers == [(seed, number) for number in range(len(group))]
         if not count or seed in done or not whole:
             raise InputError(
-                f"{path}, line {position + 1} is no row of this run with its prompts, seeds, "
-                f"temperatures and limits; use another output{way_out} or delete this one."
+                f"{path}, line {position + 1} is not a row of this run, which has other prompts, "
+                f"seeds, temperatures or limits; use another output{way_out} or delete this one."
             )
         if len(group) < count:
             break
@@ -112,7 +112,7 @@ def append_rows(
 
     Args:
       texts: the rows of each text or conversation.
-      have: amount that the output already holds; see `amount_of`.
+      have: amount that the output already holds, as `amount_of` counts it.
       goal: amount at which writing ends.
       settings: settings of the run.
       advance: called with the amount that each text adds.

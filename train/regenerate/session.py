@@ -19,8 +19,8 @@ JsonRows: TypeAlias = list[dict[str, Any]]
 
 # Decode steps between two checks for finished rows.
 STEPS = 16
-# An eighth of the rows are prefilled together, in passes of `_PASS_TOKENS` tokens: a GPU reads the
-# weights in the time that it needs to multiply them by some 200 tokens.
+# An eighth of the rows are prefilled together, in passes of `_PASS_TOKENS` tokens. In the time in
+# which a GPU reads the weights, it can multiply them by about 200 tokens.
 _GROUPS = 8
 _PASS_TOKENS = 256
 _LONGEST_CHUNK = 64

@@ -128,9 +128,15 @@ def test_the_table_obeys_the_report_at_batch_size_one(
             0.9,
             None,
             [],
-            "; decode without the head, or fit again: some 70 minutes would be ne",
+            "; decode without the head, or fit again: a useful head would need about 70 mi",
         ),
-        (0.62, 0.66, None, [], "without the head: on this device it would need more than a day."),
+        (
+            0.62,
+            0.66,
+            None,
+            [],
+            "without the head: on this device a useful head would need more than a day.",
+        ),
         # The report measured one prompt at a time alone.
         (
             0.9,

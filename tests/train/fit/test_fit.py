@@ -96,7 +96,7 @@ def test_a_folder_of_another_fit_is_refused(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("none", "A head is fitted on conversations, and --chat-template none gives them no temp"),
+        ("none", "--chat-template is none, but a head is fitted on conversations"),
         ("chatml", "--chat-template chatml needs the token '<|im_start|>', but the tokenizer of"),
         ("tokenizer", "has no chat template; save one beside it as chat_template.jinja, or"),
         ("missing", "--chat-template missing names no chat template"),

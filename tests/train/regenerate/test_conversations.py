@@ -175,7 +175,10 @@ def test_a_template_that_rewrites_the_past_gives_a_row_per_answer(encoder: TurnE
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
-        ({"role": "tool", "content": "42"}, "a tool answers a call that is not made again"),
+        (
+            {"role": "tool", "content": "42"},
+            "a tool answers a call that the rewritten conversation does not hold",
+        ),
         ({"role": "user", "content": "x" * 400}, "no room for an answer in data.sequence_length"),
     ],
 )

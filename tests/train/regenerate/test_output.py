@@ -63,7 +63,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes_and_writes_nothing_twice(
         kind(output, **changes)
         assert output.read_bytes() == whole
     output.write_bytes(whole * 2)
-    with pytest.raises(InputError, match=r"line \d+ is no row of this run"):
+    with pytest.raises(InputError, match=r"line \d+ is not a row of this run"):
         kind(output)
 
 
@@ -84,7 +84,7 @@ def test_a_longer_run_adds_to_the_rows_and_a_shorter_one_leaves_them(
     continuing(output)
     assert output.read_bytes() == whole
     assert "5 rows in" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"line 5 is no row of this run"):
+    with pytest.raises(InputError, match=r"line 5 is not a row of this run"):
         continuing(output, count=4)
 
 
@@ -110,7 +110,7 @@ def test_rows_of_other_settings_are_refused_and_kept(
     output, before = tmp_path / "rows.jsonl", kind.finished.read_bytes() + b'{"seed"'
     output.write_bytes(before)
     dated = "" if "prompt_tokens" in kind.values else r".*\{date_string"
-    with pytest.raises(InputError, match=f"is no row of this run {dated}"):
+    with pytest.raises(InputError, match=f"is not a row of this run {dated}"):
         kind(output, **changes)
     assert output.read_bytes() == before
 
@@ -118,9 +118,9 @@ def test_rows_of_other_settings_are_refused_and_kept(
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("# Notes\n", "line 1 is no row of this run"),
-        ("[1]\n", "line 1 is no row of this run"),
-        ('{"seed":1}\n', "line 1 is no row of this run"),
+        ("# Notes\n", "line 1 is not a row of this run"),
+        ("[1]\n", "line 1 is not a row of this run"),
+        ('{"seed":1}\n', "line 1 is not a row of this run"),
         ('{"text":"a source of one line"}', r"""ends with '{"text".* use another output"""),
         ('{"seed":0,"temperature":0.5,', "does not begin a row of this run"),
     ],

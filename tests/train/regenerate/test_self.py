@@ -61,7 +61,7 @@ def test_another_first_seed_writes_the_conversations_from_there_on(
     rows = inventing(tmp_path / "rows.jsonl", first_seed=first, count=count)
     # What was dropped before them is another run's to tell.
     assert [row | {"dropped": {}} for row in rows] == [row | {"dropped": {}} for row in later]
-    with pytest.raises(InputError, match="is no row of this run"):
+    with pytest.raises(InputError, match="is not a row of this run"):
         inventing(tmp_path / "rows.jsonl", first_seed=first + 1)
 
 
@@ -86,7 +86,7 @@ def test_questions_begin_with_the_openings_in_turns(
         said = say(target, f"<|im_start|>user\n{opening}", 20, AS_USERS, row["seed"])
         assert row["questions"] == [(opening + TOKENIZER.decode(said[:-1])).strip()]
     assert {row["user_opening"] for row in rows} == {*openings}
-    with pytest.raises(InputError, match="is no row of this run"):
+    with pytest.raises(InputError, match="is not a row of this run"):
         inventing(tmp_path / "rows.jsonl", **(changes | {"user_openings": ["How"]}))
 
 
