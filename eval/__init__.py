@@ -1,1 +1,1 @@
-"""`python -m eval`: measurements and reports of speculative and autoregressive decoding."""
+"""Measurements and reports of speculative and autoregressive decoding, with `python -m eval`."""

@@ -1,7 +1,7 @@
 """Models and decode states without files: abstract shapes, or random arrays.
 
-Abstract shapes serve to compile and to count bytes; random arrays take the same time as real
-weights.
+Abstract shapes are used to compile programs and to count bytes. Random arrays take the same time as
+real weights.
 """
 
 import math
@@ -36,14 +36,14 @@ AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
 def abstract_target(
     config: TargetConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> Target:
-    """A target of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
+    """Make a target of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
     return _abstract(lambda: init_target(config, 0), dtype, form)
 
 
 def abstract_drafter(
     config: HeadConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> LoadedHead:
-    """A drafter of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
+    """Make a drafter of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
     return _abstract(lambda: init_drafter(config, 0), dtype, form)
 
 
@@ -57,13 +57,13 @@ def _abstract(
 
 
 def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """Abstract shapes of the decode state that `decode_rows` takes.
+    """Make the abstract shapes of the decode state that `decode_rows` takes.
 
     Args:
-      target: from `abstract_target`.
-      drafter: from `bind_drafter`.
-      batch_size: B.
-      slots: S, cache slots per row.
+      target: target, from `abstract_target`.
+      drafter: drafter, from `bind_drafter`.
+      batch_size: B, number of rows.
+      slots: S, number of cache slots per row.
     """
     return row_shapes(target, drafter, batch_size, slots, 8)
 
@@ -81,7 +81,7 @@ def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def bytes_of(tree: object) -> int:
-    """Bytes of all arrays of a pytree, which may be abstract; on a mesh, bytes per device."""
+    """Bytes of all arrays of a pytree, which may be abstract; on a mesh, the bytes per device."""
 
     def size(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)
@@ -97,12 +97,12 @@ def item_bits(leaf: Any) -> int:
 
 
 def random_weights(model: AnyModel) -> AnyModel:
-    """Random weights for an abstract model."""
+    """Fill an abstract model with random weights."""
     return _draw_all(model, 0, lambda key, leaf: _draw(key, leaf.shape, leaf.dtype))
 
 
 def random_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """A greedy decode state with random caches, whose rows never end.
+    """Make a greedy decode state with random caches, whose rows never end.
 
     The arguments are those of `abstract_state`.
     """
@@ -129,7 +129,7 @@ def _draw_all(shapes: Tree, seed: int, draw: Callable[[Array, Any], Array]) -> T
 # Draw each weight in its own dtype, so that no float32 copy of a large model exists.
 @partial(jax.jit, static_argnums=(1, 2))
 def _draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Draw a weight that preserves the scale of activations; vectors are ones."""
+    """Draw a weight that preserves the scale of activations; a vector is all ones."""
     if len(shape) == 1:
         return jnp.ones(shape, dtype)
     return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[0] ** -0.5, dtype)

@@ -1,4 +1,4 @@
-"""Decoding methods, timed in turns on the same prompts.
+"""Decoding methods that are timed in turns on the same prompts.
 
 All commands of `eval` that decode prompts use this module.
 """
@@ -27,7 +27,7 @@ from .config import RowSettings
 
 
 class Method(NamedTuple):
-    """A decoding method, made by `drafting` or `baseline`; `mirror` drafts ahead."""
+    """A decoding method, made by `drafting` or `baseline`; with `mirror`, it drafts ahead."""
 
     target: Target
     drafter: Drafter
@@ -46,7 +46,9 @@ def baseline(target: Target) -> Method:
 
 
 def drafting(target: Target, head: LoadedHead | Drafter | None, tree: TreeConfig | None) -> Method:
-    """Speculative decoding with a tree; prompt lookup if `head` is None, the baseline if `tree` is.
+    """Speculative decoding with a tree.
+
+    If `head` is None, this is prompt lookup; if `tree` is None, it is the baseline.
 
     Raises:
       InputError: the drafter does not fit the target, or the tree is deeper than its position
@@ -62,7 +64,7 @@ def drafting(target: Target, head: LoadedHead | Drafter | None, tree: TreeConfig
 
 
 class Run(NamedTuple):
-    """The result of decoding one batch, as in `redrafter_jax.Generation`, and its wall times.
+    """The result of decoding one batch, as in `redrafter_jax.Generation`, with wall times.
 
     Attributes:
       prefill_seconds: seconds from lists of prompts until the first token of each row is on the
@@ -91,7 +93,7 @@ class Run(NamedTuple):
         return sum(len(row) for row in self.tokens)
 
     def select(self, rows: Sequence[int]) -> "Run":
-        """The run restricted to these rows."""
+        """Return the run restricted to these rows."""
         return self._replace(
             tokens=[self.tokens[row] for row in rows],
             steps=[self.steps[row] for row in rows],
@@ -108,7 +110,7 @@ class Run(NamedTuple):
 
 
 class TimedTurn(NamedTuple):
-    """Runs of one batch by every method, one directly after the other."""
+    """The runs of one batch by every method, one directly after the other."""
 
     batch: int
     repeat: int
@@ -165,11 +167,11 @@ def measure(
     done: Container[tuple[int, int]] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> Iterator[TimedTurn]:
-    """Time all methods on every batch, `repeats` times; call `warm_up` before.
+    """Time all methods on every batch, `repeats` times; call `warm_up` first.
 
     The runs of a turn directly follow each other, so that a slow minute of the machine affects all
-    methods. The first method rotates from turn to turn. `done` holds the (batch, repeat) pairs to
-    leave out; `advance` is called after every run.
+    methods. A different method comes first in each turn. `done` holds the (batch, repeat) pairs to
+    leave out. `advance` is called after every run.
     """
     names = list(methods)
     for repeat in range(repeats):
@@ -226,7 +228,7 @@ def decode_batch(
 
 
 def state_shape(method: Method, batch: Batch) -> tuple[int, int]:
-    """Rows and cache slots of a batch's decode state, which its compiled programs depend on."""
+    """The numbers of rows and cache slots of a batch's decode state, on which programs depend."""
     rows = check_batch(method.target.config, batch)
     longest = max(len(row.prompt) + row.max_new_tokens for row in rows)
     return len(rows), slots_for(longest, longest_path(method.tree))

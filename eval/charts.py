@@ -23,7 +23,7 @@ def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) ->
     """Write a PNG with a column per sampling: speed-up by acceptance length, and rates by depth.
 
     In the upper panel, a large point is a method over all prompts, with lines for its two
-    intervals, and a small point is the method in one category. Along a dashed line, a step costs
+    intervals, and a small point is the method in one category. Along a dashed line, all steps cost
     the same number of baseline steps. Without the clock, only the rates are drawn.
     """
     cases, clock = report["samplings"], report["config"]["clock"]
@@ -86,7 +86,7 @@ def _points(methods: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def _draw_rates(panel: Any, methods: Mapping[str, Any]) -> None:
-    """Draw acceptance rates in the colors of the upper panel; unreached depths leave a gap."""
+    """Draw acceptance rates in the colors of the upper panel, with gaps at unreached depths."""
     for index, (name, measures) in enumerate(methods.items()):
         given = measures["acceptance_rate_per_depth"]
         rates = [np.nan if rate is None else rate for rate in given]

@@ -26,7 +26,7 @@ from .tune import tune
 
 
 class Command(NamedTuple):
-    """A command of `eval`; see `parse_settings` for `flags` and `config`."""
+    """A command of `eval`; `flags` and `config` are arguments of `parse_settings`."""
 
     measure: Callable[[Any], None]
     settings: type[Settings]

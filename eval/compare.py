@@ -128,7 +128,7 @@ def compare(settings: CompareSettings) -> None:
 
 
 def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> None:
-    """Write the page, chart, CSV and LaTeX files, and print a summary with the lines `more`."""
+    """Write the page, chart, CSV and LaTeX files, and print a summary that includes `more`."""
     from .charts import write_comparison_chart  # matplotlib is slow to import
 
     cases, config = report["samplings"], report["config"]
@@ -154,7 +154,7 @@ def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> 
 
 
 def _ways(settings: CompareSettings, sampling: SamplingConfig) -> dict[str, Way]:
-    """The baseline and all methods by name, one method for each tree of a grid.
+    """The baseline and all methods by name; a grid of trees has one method for each tree.
 
     Raises:
       InputError: a drafter with `tree: auto` has no table, or two methods have the same name.
@@ -186,7 +186,7 @@ def _identify(
     ways: Sequence[Mapping[str, Way]],
     models: Mapping[str, MatchedModel | FoundSelf],
 ) -> dict[str, Any]:
-    """Everything that measurements depend on: digests of prompts and models, settings, machine.
+    """Everything on which measurements depend: digests of prompts and models, settings, machine.
 
     `target` is the digest of the target's files.
     """
@@ -214,7 +214,7 @@ def _identify(
 def _load_methods(
     target: Target, ways: Iterable[Way], dtype: str, rows: int
 ) -> tuple[dict[Way, Method], dict[Way, int]]:
-    """Load the methods; also returns the bytes of weights that a step of each reads per device.
+    """Load the methods; return them with the bytes of weights that a step of each reads per device.
 
     `rows` is the number of rows of a batch per device.
 
@@ -241,7 +241,7 @@ def _decode_missing(
     asked: Sequence[EncodedPrompts],
     measured: Measured,
 ) -> str:
-    """Decode the missing turns; returns how many turns an earlier run measured, "" if none."""
+    """Decode the missing turns; return how many turns an earlier run has measured, "" if none."""
     batches = [
         make_batches(one, batch_size, sampling, settings)
         for one, sampling in zip(asked, settings.samplings, strict=True)
@@ -299,7 +299,7 @@ def _add_costs(case: dict[str, Any], name: str, nodes: int, weights: int, per_to
 
 
 def training_seeds(drafters: Iterable[str]) -> dict[str, int]:
-    """Training seeds of the drafters whose folder of the training run is known."""
+    """The training seeds of those drafters whose folder of the training run is known."""
     seeds = {}
     for drafter in drafters:
         path = Path(drafter).parent / "config.yaml"

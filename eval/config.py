@@ -46,7 +46,7 @@ class TargetSettings(Settings):
 
 
 class PairSettings(TargetSettings):
-    """A target, and a `drafter` as `redrafter_jax.load_drafter` takes it."""
+    """A target, and a `drafter` that `redrafter_jax.load_drafter` can load."""
 
     drafter: str
 
@@ -94,8 +94,8 @@ class DraftingSettings(Settings):
     """A drafting method, or one method for each tree of a grid.
 
     Attributes:
-      drafter: drafter as `redrafter_jax.load_drafter` takes it; None for prompt lookup alone, with
-        `tree.lookup_tokens`.
+      drafter: drafter that `redrafter_jax.load_drafter` can load; None for prompt lookup alone,
+        with `tree.lookup_tokens`.
       tree: draft tree, where every field is a value or a list of values; "auto" takes the tree from
         the drafter's table (see `eval tune`).
     """
@@ -122,19 +122,19 @@ _LOOKUP_ALONE = (
 
 
 class CompareSettings(RowSettings, TargetSettings):
-    """`python -m eval`, `python -m eval compare`: compare drafting methods for a target.
+    """The settings of `python -m eval compare`: compare drafting methods for a target.
 
     Attributes:
       drafters: drafting methods by name, compared with the baseline. A grid of several trees makes
         a method for each tree, whose name states the fields that differ.
       dtype: dtype of all models' parameters.
       batch_size: number of prompts decoded together; None is 1, or all prompts without the clock.
-      samplings: sampling settings, each measured in turn.
+      samplings: sampling settings; each is measured in turn.
       clock: whether to time. If false, only tokens, target calls and equal texts are counted, which
         do not depend on the machine; nothing is warmed up or repeated, and `tree: auto` takes the
         tree for one prompt unless `batch_size` is set.
-      repeats: timed runs of every method per batch, in turns.
-      warm_ups: untimed runs per method and array shape, including the run that compiles.
+      repeats: number of timed runs of every method per batch, in turns.
+      warm_ups: number of untimed runs per method and array shape, including the run that compiles.
     """
 
     drafters: dict[str, DraftingSettings] = Field(min_length=1)
@@ -177,7 +177,7 @@ _CANDIDATES = [
 
 
 class TuneSettings(RowSettings, PairSettings):
-    """`python -m eval tune`: find the fastest tree for each batch size and sampling.
+    """The settings of `python -m eval tune`: find the fastest tree per batch size and sampling.
 
     Attributes:
       dtype: dtype of both models' parameters.
@@ -253,7 +253,7 @@ class Tolerances(Settings):
 
 
 class ParitySettings(PairSettings):
-    """`python -m eval parity`: check that speculative texts equal the target's own.
+    """The settings of `python -m eval parity`: check that speculative texts equal the target's own.
 
     Attributes:
       dtypes: dtypes of both models' parameters, each in turn.
@@ -267,7 +267,7 @@ class ParitySettings(PairSettings):
 
 
 class ServeLoadSettings(Settings):
-    """`python -m eval serve-load`: measure the latency of a running server under load.
+    """The settings of `python -m eval serve-load`: the latency of a running server under load.
 
     Attributes:
       url: address of a running server (see `redrafter serve`); its API key, if any, is read from

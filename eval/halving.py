@@ -54,16 +54,18 @@ class Race(NamedTuple):
 def find_fastest(
     trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race
 ) -> list[Tried]:
-    """Search for the fastest tree and return all measured trees, finalists first.
+    """Search for the fastest tree; return all measured trees, finalists first.
 
     In the first of three rounds, the entrants take a quarter of the turns. Then the faster half of
-    them stays, as many untried trees join that are most similar to those that stayed, and all take
-    half of the turns. For the third round, with three quarters of the turns, half as many stay and
-    join. At least `race.finalists` trees stay, and join, in each round. At the end, the fastest
-    trees take all turns as the finalists. The search skips to this point once 60% of the time is
-    used. After the time limit, only the best tree takes further turns, up to four in total.
+    them stays. The same number of untried trees joins them, those that are most similar to the
+    trees that stayed, and all take half of the turns. For the third round, with three quarters of
+    the turns, half as many trees stay and join. In each round, at least `race.finalists` trees
+    stay, and at least this number join. At the end, the fastest trees take all turns as the
+    finalists.
 
-    Finalists are ordered by number of turns and then by speed-up, the others by speed-up.
+    The search skips to the finalists once 60% of the time is used. After the time limit, only the
+    best tree takes further turns, up to four in total. Finalists are ordered by the number of turns
+    and then by speed-up, the others by speed-up.
 
     Args:
       trees: all candidate trees.
@@ -89,7 +91,7 @@ def find_fastest(
 
 
 def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race) -> int:
-    """Number of turns of all trees together, without a time limit."""
+    """The number of turns of all trees together, if there is no time limit."""
     count = 0
 
     def measure(trees: Sequence[TreeConfig], _: int) -> list[float]:
@@ -115,10 +117,10 @@ def pick_diverse(trees: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
 
 
 def _take_turns(alive: Sequence[Tried], turns: int, race: Race, final: bool) -> list[Tried]:
-    """Measure trees until each has `turns` turns; returns those with a turn, the fastest first.
+    """Measure trees until each has `turns` turns; return those that had a turn, fastest first.
 
-    No turn is begun after the time limit, except those that one tree needs: one turn in the first
-    rounds, and `_FEWEST_TURNS` of the best finalist in the final round.
+    No turn begins after the time limit, except those that one tree needs: one turn in the first
+    rounds, and `_FEWEST_TURNS` turns of the best finalist in the final round.
     """
     limit = 1.0 if final else _TRYING
 
@@ -167,7 +169,7 @@ def _neighbours(
 
 
 def _sizes(tree: TreeConfig) -> Float[np.ndarray, " sizes"]:
-    """Logarithms of a tree's sizes, so that half and twice a size are equally distant.
+    """Logarithms of a tree's sizes, so that half a size and twice a size are equally distant.
 
     The entries after the first four distinguish trees of equal sizes.
     """

@@ -26,7 +26,7 @@ class Both(NamedTuple):
 def compile_both(
     layers: int, compile_layers: Callable[[int], Compilation], context_layers: Sequence[int] = ()
 ) -> Both:
-    """Compile a program with L layers and with few, which differ by the launches of the layers.
+    """Compile a program with all L layers and with few layers; the layers cause the difference.
 
     The few layers include those whose hidden states the drafter reads.
     """
@@ -45,7 +45,8 @@ def count_step(
       least_bytes: minimum bytes that a step must move.
       bandwidth: memory bandwidth of the GPU, bytes per second.
       launch_microseconds: time between two dependent launches.
-      slots: S, all of which attention reads; XLA's attention loops over blocks of slots.
+      slots: S, number of cache slots, all of which attention reads; XLA's attention loops over
+        blocks of slots.
     """
     counts, blocks = {}, -(-slots // BLOCK)
     for rows, taken in ROWS.items():
@@ -67,7 +68,7 @@ def count_step(
 
 
 def total(launches: Sequence[Launch]) -> tuple[int, int]:
-    """Number of launches, and the bytes that they read and write."""
+    """The number of launches, and the number of bytes that they read and write."""
     moved = sum(one.times * (one.reads + one.writes) for one in launches)
     return sum(one.times for one in launches), moved
 

@@ -1,4 +1,4 @@
-"""An open-loop load on a server: requests that arrive at random times, and their results."""
+"""An open-loop load on a server: requests that arrive at random times, with their results."""
 
 import asyncio
 import json
@@ -23,14 +23,14 @@ _WARM_UP_SECONDS = 600
 
 @dataclass
 class RequestResult:
-    """The result of a request; times are in seconds since its arrival.
+    """The result of a request; times are in seconds since the arrival of the request.
 
     Attributes:
       latency: time to the end of the answer.
       first_token: time to the first token; None without tokens.
       tokens: number of tokens of the answer.
       calls: number of target calls after prefill.
-      accepted_by: number of tokens of the answer by the drafter that proposed them.
+      accepted_by: number of tokens of the answer, by the drafter that proposed them.
       repeating: whether the answer repeats itself.
       short: whether the answer has few tokens.
       error: kind of the error; None for a complete answer.
@@ -47,7 +47,7 @@ class RequestResult:
 
 
 def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[float]:
-    """Draw arrival times of a Poisson process, in seconds after the first request, at 0.
+    """Draw arrival times of a Poisson process, in seconds; the first request arrives at 0.
 
     Args:
       rate: mean requests per second.
@@ -104,10 +104,10 @@ async def ask_all(
     arrivals: Sequence[float],
     speculation: bool,
 ) -> list[RequestResult]:
-    """Send each prompt at its arrival time, and read all answers to their ends.
+    """Send each prompt at its arrival time, and read all answers completely.
 
     Args:
-      settings: address of the server, and settings of the requests.
+      settings: address of the server and settings of the requests.
       model: the served model, from `find_model`.
       prompts: one prompt per arrival.
       arrivals: seconds after the first arrival, from `arrival_times`.
@@ -170,7 +170,7 @@ async def _ask(
 
 
 def _read_event(answer: RequestResult, data: str, now: float) -> list[int]:
-    """Add an event to the answer; returns the ids of the event's tokens."""
+    """Add an event to the answer; return the ids of the tokens in the event."""
     tokens: list[int] = []
     if not data.strip() or data.strip() == "[DONE]":
         return tokens
@@ -195,7 +195,7 @@ def _read_event(answer: RequestResult, data: str, now: float) -> list[int]:
 
 
 def _kind_of(body: Any) -> str | None:
-    """The code or type of an error in the formats of several gateways; None without one."""
+    """The code or the type of an error, in the formats of several gateways; None without one."""
     match body:
         case {"error": {"code": str() | int() as kind}} | {"error": {"type": str() as kind}}:
             return str(kind)

@@ -1,6 +1,6 @@
 """The file of measurements of `python -m eval compare`, from which a killed run resumes.
 
-The first line states everything that the measurements depend on. Each other line holds the answers
+The first line states everything on which the measurements depend. Each other line holds the answers
 to one turn of the conversations, or all runs of one timed turn. The runs of a turn are compared
 with each other, so they are always measured together.
 """
@@ -29,8 +29,9 @@ class Measured(NamedTuple):
 
     Attributes:
       path: path of the file.
-      answers: answers to earlier turns, by the sampling's index and the turn's number.
-      turns: timed turns, by the sampling's index.
+      answers: answers to earlier turns of conversations, by index of the sampling and number of the
+        turn.
+      turns: timed turns, by index of the sampling.
     """
 
     path: Path
@@ -38,7 +39,7 @@ class Measured(NamedTuple):
     turns: dict[int, list[TimedTurn]]
 
     def answer(self, sampling: int, decode: Answer, asked: EncodedPrompts) -> Texts:
-        """The answers to a turn, decoded and added to the file if they are missing."""
+        """The answers to a turn; missing answers are decoded and added to the file."""
         turn = asked.turns[0]
         if (sampling, turn) not in self.answers:
             answers = self.answers[sampling, turn] = decode(asked)
@@ -59,7 +60,7 @@ class Measured(NamedTuple):
 def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
     """Read the measurements of an earlier run, or begin a file; an incomplete line is removed.
 
-    `identity` maps names to everything that the measurements depend on.
+    `identity` maps names to everything on which the measurements depend.
 
     Raises:
       InputError: the file holds measurements with other settings, or is not a file of measurements.
@@ -93,7 +94,7 @@ def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse measurements with another identity, naming all fields that differ."""
+    """Refuse measurements with another identity; the error names all fields that differ."""
 
     def describe(name: str) -> str:
         values = [json.dumps(side.get(name)) for side in (before, now)]

@@ -43,7 +43,7 @@ DEFINITIONS = {
 
 
 def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
-    """Acceptance length, rates per depth and the counts behind them; see `DEFINITIONS`."""
+    """Acceptance length, rates per depth, and the counts behind them; see `DEFINITIONS`."""
     counts = np.concatenate([run.accept_counts for run in runs]).sum(axis=0)
     per_depth = acceptance_rate_per_depth(counts)
     return {
@@ -76,7 +76,7 @@ def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> d
 
 
 def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """`describe_answers` in a line, with warnings if many answers are short or repetitive."""
+    """Describe the result of `describe_answers`, and warn of short or repetitive answers."""
     low, middle, high = said["answer_tokens"]
     stopped, limited = said["ended_by"].values()
     turns = "" if said["turns"] == 1 else f", up to {said['turns']} turns with its own answers"

@@ -232,7 +232,7 @@ def _acceptance(runs: Sequence[Run]) -> float:
 def _count(
     runs: Sequence[Run], expected: Sequence[Run], ranks: Ranks, candidates: Sequence[int]
 ) -> dict[str, Any]:
-    """The measures that do not depend on the machine."""
+    """The measures that are the same on every machine."""
     counts = [run.mirror for run in runs if run.mirror is not None]
     found = np.asarray(ranks.found)
     return {
@@ -272,7 +272,7 @@ def _time(
 
 
 def _law(parts: dict[str, float], waits: float, ahead: float, now: float) -> float:
-    """Milliseconds of a step by the law of `DEFINITIONS`, with these times of drafting."""
+    """Milliseconds of a step by the law of `DEFINITIONS`, for given times of drafting."""
     step = parts["begin"] + max(parts["complete"], ahead) + parts["transfers"] + parts["pick"]
     return step + waits * now + max(0.0, parts["read"] - parts["begin"])
 
@@ -312,7 +312,7 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
         text_columns=0,
     )
     yield make_table(
-        "predicted speed-up over plain, for a drafter of so many target calls",
+        "predicted speed-up over plain, by the cost of drafting in target calls",
         ["layer", *map(str, _COSTS)],
         [
             [

@@ -50,8 +50,10 @@ DEFINITIONS = metrics.DEFINITIONS | {
 
 
 class ComparedBatch(NamedTuple):
-    """A batch decoded by both methods; `divergences` has an entry per row, None if texts are
-    equal."""
+    """A batch decoded by both methods.
+
+    `divergences` has one entry per row, which is None if the texts are equal.
+    """
 
     speculative: Run
     baseline: Run

@@ -173,7 +173,7 @@ def _compile(settings: PlanSettings, mesh: Mesh, drafter: LoadedHead | Drafter) 
 def bytes_read(
     target: Target, drafter: LoadedHead, state: DecodeState, tree: TreeConfig
 ) -> dict[str, int]:
-    """Minimum bytes that a decode step with a full cache reads from one device's memory.
+    """The minimum bytes that a decode step with a full cache reads from one device's memory.
 
     Returns:
       The bytes of the "draft", of the "verification" and of a "baseline" target call.
@@ -215,8 +215,8 @@ def draft_bytes(
 ) -> int:
     """Bytes that drafting one tree for every row reads per device.
 
-    The drafter's kind states how often each weight is read. Of the target's vocabulary projection,
-    only the columns of the draft vocabulary are read.
+    The drafter's kind states how often each weight is read. Only those columns of the target's
+    vocabulary projection are read that belong to the draft vocabulary.
     """
     bound = as_drafter(drafter)
     [model] = bound.models
@@ -244,7 +244,7 @@ def compile_decode(
 ) -> Compilation:
     """Compile the decode loop for GPUs that need not be present; see `compile_on`.
 
-    This is the loop of `generate` with a fixed tree, for all rows and as many steps as slots.
+    This is the loop of `generate` with a fixed tree, for all rows, with one step per cache slot.
     """
     B, S = state.tokens.shape
 

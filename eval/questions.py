@@ -65,7 +65,7 @@ class Questions(NamedTuple):
         sampling: SamplingConfig,
         recall: Callable[[Answer, EncodedPrompts], Texts] | None = None,
     ) -> EncodedPrompts:
-        """Encode all turns; later turns follow the baseline's answers to earlier turns.
+        """Encode all turns; a later turn follows the baseline's answers to earlier turns.
 
         `recall` may return stored answers instead of decoding them.
 
@@ -107,7 +107,7 @@ def read_questions(
     if max(lengths) + limit > positions:
         raise InputError(
             f"prompt_tokens={max(lengths)} and max_new_tokens={limit} make {max(lengths) + limit} "
-            f"tokens, but the target has {positions} positions; lower one of them."
+            f"tokens, but the target has {positions} positions; lower one of the two."
         )
     # Read the whole file, so that the last prompts can be joined with further ones too.
     source = read_prompts(path)
@@ -126,6 +126,6 @@ def _check_batches(count: int, batch_size: int | None, mesh: Mesh | None) -> Non
     parts, last = data_shards(mesh), count % size
     if last % parts:
         raise InputError(
-            f"{count} prompts in batches of {size} leave {last} for the last one, which "
+            f"{count} prompts in batches of {size} leave {last} for the last batch, which "
             f"mesh.data={parts} does not divide; change prompt_count or batch_size."
         )

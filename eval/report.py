@@ -1,4 +1,4 @@
-"""Common parts of all reports: the JSON file, and tables for the terminal."""
+"""The parts that all reports share: the JSON file, and tables for the terminal."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def describe_versions() -> dict[str, str | None]:
 
 
 def describe_device() -> str:
-    """Name and number of the accelerators, or name of the processor and its usable cores."""
+    """The name and the number of the accelerators, or the processor and its usable cores."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return f"{jax.device_count()} x {device.device_kind}"

@@ -1,7 +1,8 @@
 """`python -m eval serve-load`: latency of a server by request rate.
 
-The load is open: requests arrive at random times, as from independent users, whether or not earlier
-requests are answered. A server that is too slow builds up a queue, which the latencies show.
+The load is open: requests arrive at random times, like those of independent users, whether or not
+earlier requests have been answered. A server that is too slow builds up a queue, which the
+latencies show.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ _PERCENTILES = (50, 90, 99)
 
 
 def measure_load(settings: ServeLoadSettings) -> None:
-    """Send requests at every rate, with and without speculation in turns; write report and chart.
+    """Send requests at every rate, with and without speculation in turns; write the report.
 
     Raises:
       InputError: the server cannot be reached, does not become ready or answers no request, or the
@@ -144,7 +145,7 @@ def _table(title: str, runs: Sequence[dict[str, Any]]) -> Table:
 
 
 def _error_tables(runs: Sequence[dict[str, Any]]) -> list[Table]:
-    """A table of the errors, or none without errors."""
+    """A table of the errors; no table if there are no errors."""
     rows = [
         (f"{run['rate']:g}", run["method"], kind, str(count))
         for run in runs

@@ -46,7 +46,7 @@ class Rate(NamedTuple):
 def compare_rates(runs: Sequence[Mapping[str, Any]]) -> list[Rate]:
     """Compare the methods at every rate with enough complete answers of both, lowest rate first.
 
-    `runs` are the runs of the report, with `rate`, `method` and `answers`; enough is
+    `runs` are the runs of the report, with `rate`, `method` and `answers`. Enough answers are
     `FEWEST_TEXTS`.
     """
     found = []
@@ -72,7 +72,7 @@ def compare_rates(runs: Sequence[Mapping[str, Any]]) -> list[Rate]:
 
 
 def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence on whether, where and why speculation answers sooner, and on what to do next."""
+    """Say in a sentence whether, where and why speculation answers sooner, and what to do next."""
     answers = [answer for run in runs for answer in run["answers"]]
     whole = [answer for answer in answers if answer["error"] is None]
     rates = compare_rates(runs)
@@ -83,7 +83,9 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
     )
     fault = texts.fault
     if not fault and not rates:
-        fault = f"no rate has {FEWEST_TEXTS} whole answers with speculation and as many without"
+        fault = (
+            f"no rate has {FEWEST_TEXTS} whole answers with speculation and {FEWEST_TEXTS} without"
+        )
     if fault:
         return (
             f"Too little data to tell: {fault}; use other prompts, more `max_new_tokens` or a "
@@ -103,14 +105,14 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _judge(kinds: set[Kind], accepts: bool, by_lookup: bool) -> tuple[str, str]:
-    """The finding, and what to do next.
+    """Return the finding and what to do next.
 
-    `kinds` are the kinds of all rates; if nothing is accepted, a speed-up above 1 is noise.
+    `kinds` are the kinds of all rates. If nothing is accepted, a speed-up above 1 is noise.
     """
     lookup = ", by prompt lookup, not by a head" if by_lookup else ""
     if "faster" in kinds and accepts:
         if "slower" in kinds:
-            then = "`eval tune` finds trees for as many requests as decode together"
+            then = "`eval tune` finds trees for each number of requests that decode together"
             return f"Faster at some rates{lookup}, and slower at others", then
         then = "no head is needed: serve with --no-drafter --lookup-tokens" if by_lookup else ""
         return f"Faster{lookup}", then or "serve with the drafter"
@@ -137,7 +139,7 @@ def _interval(
 
 
 def _unanswered(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A clause on requests without a complete answer, which no figure includes; may be empty."""
+    """A clause about requests without a complete answer, which no figure includes; may be empty."""
     lost = {run["rate"]: 0 for run in runs}
     for run in runs:
         lost[run["rate"]] += sum(run["errors"].values())

@@ -76,19 +76,19 @@ class PairShape(Settings):
 
 
 class PlanSettings(PairShape):
-    """`python -m eval plan`: plan a pair on a GPU.
+    """The settings of `python -m eval plan`: plan a pair on a GPU.
 
     Attributes:
       tree: draft tree.
       quantize: format of the target's matrices, "int8", "int4" or "fp8"; the embedding and the head
-        are then int8.
+        then have the format int8.
       quantize_drafter: format of the drafter's matrices.
       batch_size: number of rows decoded together.
       gpu: name of a GPU in `pallas_kernels.gpus`.
       slots: cache slots per row.
       mesh: GPUs that share the work.
-      launch_microseconds: time between two dependent launches; the default is that of an H100 in a
-        CUDA graph, from Hazy Research's "Look Ma, No Bubbles!" (May 2025).
+      launch_microseconds: time between two dependent launches; the default was measured on an H100
+        with a CUDA graph, in Hazy Research's "Look Ma, No Bubbles!" (May 2025).
     """
 
     tree: TreeConfig = TreeConfig()
@@ -102,7 +102,7 @@ class PlanSettings(PairShape):
 
 
 class StepsSettings(PairShape):
-    """`python -m eval steps`: measure the cost of a decode step and its parts.
+    """The settings of `python -m eval steps`: measure the cost of a decode step and its parts.
 
     Attributes:
       trees: grids of draft trees.

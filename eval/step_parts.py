@@ -66,11 +66,11 @@ def run_part(
     part: StepPart,
     turns: int,
 ) -> tuple[DecodeState, StepArrays]:
-    """Run a part `turns` times on the same arrays, and return the arrays after the last iteration.
+    """Run a part `turns` times on the same arrays; return the arrays after the last iteration.
 
-    The drafter must be prepared; `state` and `between`, from `begin_step`, are donated. Only
-    `finish` changes the state: give it rows that are done, which cost the same work and take no
-    slots.
+    The drafter must be prepared. `state` and `between`, from `begin_step`, are donated. Only
+    `finish` changes the state: give it rows that are done, for which it does the same work but uses
+    no slots.
     """
     decoder = target.merge()
 
@@ -104,10 +104,10 @@ def run_part(
 
 @dataclass
 class StepTimer:
-    """Timed runs on one cache, where each run donates its state to the next.
+    """Timed runs on one cache, in which each run donates its state to the next.
 
-    The drafter must be prepared. A run begins with `cached` tokens in every row's cache, and needs
-    `slots_needed` more slots. `between` is None before the first run of a part.
+    The drafter must be prepared. A run begins with `cached` tokens in the cache of every row, and
+    needs `slots_needed` further slots. `between` is None before the first run of a part.
     """
 
     target: Target
@@ -119,7 +119,7 @@ class StepTimer:
 
     def seconds(self, part: Timing, turns: int, sampling: Sampling) -> float:
         """Seconds per iteration of a run of `turns` iterations."""
-        # The baseline passes the drafter's part of the state on, unread.
+        # The baseline passes on the drafter's part of the state without reading it.
         drafter, tree = (RootOnly(), None) if part == "baseline" else (self.drafter, self.tree)
         state = reset_state(self.state, self.cached, sampling, done=part == "finish")
         rows, zero = jnp.arange(len(state.root)), jnp.int32(0)
@@ -157,10 +157,10 @@ def time_parts(
     cached: int,
     repeats: int,
 ) -> list[dict[Timing, Float[np.ndarray, " repeats"]]]:
-    """Time all parts under every sampling, in turns; returns seconds per iteration.
+    """Time all parts under every sampling, in turns; return the seconds per iteration.
 
     `turns` maps each part to the number of iterations of a run. A run begins with `cached` tokens
-    in every row's cache.
+    in the cache of every row.
     """
     state = random_state(target, drafter, batch_size, slots)
     timer = StepTimer(target, drafter.prepare(Lender(target)), tree, state, cached)
@@ -191,7 +191,7 @@ def slots_needed(steps: int, max_path: int) -> int:
 
 
 def reset_state(state: DecodeState, cached: int, sampling: Sampling, *, done: bool) -> DecodeState:
-    """Reset the state to `cached` tokens in every row, reusing its other arrays."""
+    """Reset the state to `cached` tokens in every row; its other arrays are reused."""
     B = len(state.root)
     return state._replace(
         cache=state.cache._replace(lengths=jnp.full(B, cached, jnp.int32)),

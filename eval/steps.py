@@ -114,7 +114,10 @@ def measure(
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """A table per sampling with a row per tree, batch and cache: parts, whole steps, ratios."""
+    """One table per sampling, with a row per tree, batch size and cache size.
+
+    The columns are the parts, the whole steps and their ratios.
+    """
     # Omit sizes that are equal in all rows; they are in the JSON file.
     sizes = [size for size in SIZES if len({row[size] for row in rows}) > 1]
     samplings = list(dict.fromkeys(row["sampling"] for row in rows))
@@ -156,7 +159,7 @@ def _check(
         if slots > config.max_position_embeddings:
             raise InputError(
                 f"slots is {slots}, but the target has {config.max_position_embeddings} "
-                "positions; give fewer."
+                "positions; give fewer slots."
             )
         if slots <= slots_needed(settings.steps, tree.max_path):
             raise InputError(
@@ -168,6 +171,7 @@ def _check(
         if limit is not None and needed > limit:
             raise InputError(
                 f"slots={slots} with batch size {batch_size} needs {needed / 1e9:.1f} GB for "
-                f"weights and cache, but the device has {limit / 1e9:.1f} GB; lower one of them."
+                f"weights and cache, but the device has {limit / 1e9:.1f} GB; lower slots or "
+                "batch_sizes."
             )
     return target, drafter

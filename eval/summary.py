@@ -1,4 +1,4 @@
-"""Summary of one sampling for `python -m eval compare`, from the runs of every method."""
+"""The summary of one sampling for `python -m eval compare`, from the runs of all methods."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -212,7 +212,7 @@ def _interval(samples: Sequence[Float[np.ndarray, " n"]], statistic: Any) -> lis
 
 
 def judge_case(case: Mapping[str, Any], ways: Mapping[str, Way], timed: bool) -> dict[str, Any]:
-    """The verdict on the drafting methods under one sampling, for the report."""
+    """Judge the drafting methods under one sampling, for the report."""
     ways = {name: way for name, way in ways.items() if way.tree is not None}
     if not ways:
         return {"kind": "no tree", "method": BASELINE, "sentence": _NO_TREE}
@@ -240,7 +240,7 @@ def _next_step(verdict: Verdict) -> str:
 
 
 def _most_accepted(lengths: Mapping[str, float]) -> dict[str, Any]:
-    """The result without the clock: the method with the largest acceptance length."""
+    """The result if nothing is timed: the method with the largest acceptance length."""
     best = max(lengths, key=lambda name: lengths[name])
     sentence = (
         f"Most accepted: {best!r} gains {lengths[best]:.2f} tokens per target call; whether it is "
@@ -250,7 +250,7 @@ def _most_accepted(lengths: Mapping[str, float]) -> dict[str, Any]:
 
 
 def lookup_lines(case: Mapping[str, Any]) -> Iterator[str]:
-    """Warnings for methods with a head whose accepted tokens mostly come from prompt lookup."""
+    """Warn of methods with a head whose accepted tokens mostly come from prompt lookup."""
     for name, way in case["ways"].items():
         accepted = case["methods"][name]["accepted_by"]
         share = accepted.get(LOOKUP, 0) / max(sum(accepted.values()), 1)

@@ -61,17 +61,18 @@ _ESCAPES = {
     # LaTeX's OT1 font encoding has other characters at these positions.
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    # After a row's `\\`, these would be read as its arguments.
+    # LaTeX would read these characters after the `\\` of a row as its arguments.
     "[": "{[}",
     "*": "{*}",
 } | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Tables for the terminal: for each sampling, all prompts and, if there are several,
-    categories.
+    """Yield the tables for the terminal.
 
-    Without the clock, one table has a column of acceptance lengths for each sampling.
+    There is a table for each sampling over all prompts, and one by category if there are several
+    categories. Without the clock, a single table has a column of acceptance lengths for each
+    sampling.
     """
     cases = report["samplings"]
     if not report["config"]["clock"]:
@@ -106,8 +107,10 @@ def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def page(report: Mapping[str, Any], title: str, notes: Mapping[str, Sequence[str]]) -> str:
-    """A Markdown page with all tables and the conditions of measurement; `notes` are by
-    sampling."""
+    """Write a Markdown page with all tables and with the conditions of the measurement.
+
+    `notes` maps each sampling to its notes.
+    """
     cases, config = report["samplings"], report["config"]
     lines = [title, ""]
     for case in cases:
@@ -163,7 +166,7 @@ def _markdown(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> list
 
 
 def _cells(case: Mapping[str, Any], category: str | None) -> Iterator[dict[str, str]]:
-    """Table cells of every method by column, over the prompts of a category, or all for None."""
+    """The cells of every method by column, over the prompts of a category; None for all prompts."""
     part = case if category is None else case["categories"][category]
     prompts = [row for row in case["prompts"] if category in (None, row["category"])]
     for name, measures in part["methods"].items():
@@ -211,7 +214,10 @@ def _interval(ends: Sequence[float] | None) -> str:
 
 
 def as_csv(report: Mapping[str, Any]) -> str:
-    """CSV with a row per sampling, category ("" for all prompts) and method; "" for unknown."""
+    """Write CSV with a row per sampling, category and method.
+
+    The category is "" for all prompts, and a cell is "" if its value is unknown.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CSV)

@@ -45,7 +45,7 @@ class Scores(NamedTuple):
         return self.logits / self.temperature + self.noise
 
     def keeps(self, by: Float[np.ndarray, " V"] | float = 0.0) -> Bool[np.ndarray, " V"]:
-        """Mask of the tokens that the filters keep if `by` is added to the logits."""
+        """The mask of the tokens that the filters keep if `by` is added to the logits."""
         moved = jnp.asarray(self.logits + by, jnp.float32)[None, None]
         # Without `jit`, the filter would compile its branches in every call.
         return np.isfinite(jax.jit(filter_logits)(moved, self.sampling)[0, 0])
@@ -54,9 +54,9 @@ class Scores(NamedTuple):
         """Whether the token may be chosen if rounding moves each logit by at most the tolerance.
 
         Filters keep the largest logits. One perturbation must make the filters keep the token, and
-        another must make them drop all tokens with larger scores. The two may differ: the largest
-        logit may have to fall in the first and to rise in the second. But if the token can also
-        overtake these tokens in logits, some perturbation between the two does both.
+        another must make them drop all tokens with larger scores. The two perturbations may differ:
+        the largest logit may have to fall in the first and to rise in the second. But if the token
+        can also overtake these tokens in logits, some perturbation in between does both.
         """
         logits, scores = self.logits, self.unfiltered
         if not self.keeps(np.where(logits > logits[token], -tolerance, tolerance))[token]:
@@ -120,7 +120,7 @@ def explain(
 ) -> dict[str, Any]:
     """Explain the first divergence of two texts; a token is None if its text has ended.
 
-    The tolerance is in logits, which are scores times the temperature.
+    The tolerance is in logits, which are the scores times the temperature.
     """
     if token is None or speculative_token is None:
         return {"gap": None, "filtered": False, "tie": False}

@@ -27,7 +27,7 @@ TREE = {
 
 
 def tree_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The sizes of `TREE`, and its other fields if they differ between rows."""
+    """The sizes in `TREE`, and those of a tree's other fields that differ between rows."""
     differs = {name: len({row[name] for row in rows}) > 1 for name in TREE}
     return {name: word for name, word in TREE.items() if differs[name] or len(word) == 1}
 
@@ -46,7 +46,7 @@ def _as_tuples(value: Any) -> Any:
 def _as_static_tree(value: Any, handle: Callable[[Any], Any]) -> Any:
     try:
         return handle(_as_tuples(value))
-    except ValidationError:  # with one error per type of the union
+    except ValidationError:  # pydantic's own error would have a line per type of the union
         raise PydanticCustomError(
             "static_tree", "Input should be true, false or paths such as [[0], [1], [0, 0]]"
         ) from None

@@ -54,7 +54,7 @@ _LEGEND = (
 )
 
 _BATCH_SIZES = (1, 2, 4, 8)
-# Minimum turns of a finalist: quartiles of fewer values mean little.
+# Minimum number of turns of a finalist, because quartiles of fewer values mean little.
 _TURNS = 8
 
 
@@ -94,7 +94,7 @@ def tune(settings: TuneSettings) -> None:
         batches = make_batches(asked, batch_size, sampling, settings)
         whole = [batch for batch in batches if len(batch.prompts) == batch_size]
         pair = _Pair(target, drafter, whole, settings, name)
-        # A single row cannot share its nodes.
+        # A single row has no other row with which to share nodes.
         own = [tree for tree in trees if batch_size > 1 or not tree.shared_nodes(1)] or trees
         # Try the best trees of the previous setting first.
         first = [tree for tree in leaders if tree in own]
@@ -177,7 +177,7 @@ class _Pair:
         entrants: Sequence[TreeConfig],
         seconds: float | None,
     ) -> list[Candidate]:
-        """Search for the fastest tree within `seconds`, if given; returns the measured trees.
+        """Search for the fastest tree within `seconds`, if given; return the measured trees.
 
         With 0 seconds or less, one tree is measured in the minimum number of turns. A compilation
         that has begun is finished. See `halving`.
@@ -200,7 +200,7 @@ class _Pair:
         return [self._candidate(one) for one in found]
 
     def texts(self, stops: Collection[int]) -> Texts:
-        """Counts of the baseline's texts, for the verdict; the tokens `stops` end a text."""
+        """The counts of the baseline's texts, for the verdict; tokens of `stops` end a text."""
         every = [text for texts in self._texts.values() for text in texts]
         repeating = sum(map(repeats_itself, every))
         return Texts(len(every), repeating, sum(ends_at_once(text, stops) for text in every))
@@ -259,7 +259,7 @@ class _Pair:
 
 
 def _speedup(own: Run, baseline: Run) -> float:
-    """Ratio of tokens per second without prefill."""
+    """The ratio of tokens per second, prefill left out."""
     if not baseline.decoded_tokens:
         return math.nan
     rates = [run.decoded_tokens / run.decode_seconds for run in (own, baseline)]

@@ -28,7 +28,7 @@ from pallas_kernels.gpus import GPUS
 
 
 class AotUnavailableError(RuntimeError):
-    """Raised if this process cannot compile for an absent GPU; the message says why."""
+    """The error for a process that cannot compile for an absent GPU; the message says why."""
 
 
 class Kernel(NamedTuple):
@@ -50,7 +50,7 @@ class Compilation(NamedTuple):
 
 
 def why_unavailable() -> str | None:
-    """The sentence of the `AotUnavailableError` that `gpu_mesh` would raise, or None."""
+    """The message of the `AotUnavailableError` that `gpu_mesh` would raise; None otherwise."""
     try:
         plugin = importlib.util.find_spec("jax_plugins.xla_cuda13")
     except ModuleNotFoundError:
@@ -90,15 +90,15 @@ def compile_on(
 ) -> Compilation:
     """Compile a jitted function for the devices of `gpu_mesh`.
 
-    This is not thread-safe: it captures the output of the process. Mosaic kernels compile for one
-    compute capability per process, that of the first kernel.
+    This is not thread-safe, because it captures the output of the process. All Mosaic kernels of a
+    process are compiled for one compute capability, that of the first kernel.
 
     Args:
       mesh: mesh from `gpu_mesh`.
       function: function from `jax.jit`, with its donated and static arguments declared there.
       arguments: pytrees of arrays or `jax.ShapeDtypeStruct`s; leaves without a sharding over `mesh`
         are replicated. Static arguments are passed on unchanged.
-      keywords: keyword arguments, likewise.
+      keywords: keyword arguments, treated like `arguments`.
     """
 
     def place(leaf: Any) -> Any:
@@ -142,9 +142,9 @@ def read_ptxas(output: str) -> tuple[Kernel, ...]:
 
 @contextmanager
 def _captured_output() -> Generator[list[str]]:
-    """Capture the output of the process, including C++, which contains ptxas's report.
+    """Capture the output of the process, including that of C++, which contains the report of ptxas.
 
-    At the end everything except that report is printed.
+    At the end, everything except this report is printed.
     """
     output: list[str] = []
     sys.stdout.flush()

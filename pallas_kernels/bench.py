@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark; unusable arguments exit with code 2 and a one-sentence error."""
+    """Run the benchmark; an invalid argument exits with code 2 and a one-sentence error."""
     settings = _parse(arguments)
     shapes = product(settings.heads, settings.batch, settings.slots, settings.nodes)
     rows = (measure(settings, *shape) for shape in shapes)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(
     settings: argparse.Namespace, heads: str, batch: int, slots: int, nodes: int
 ) -> dict[str, Any]:
-    """Measure every candidate and a copy on one shape; returns a row of the report."""
+    """Measure every candidate and a copy on one shape; return a row of the report."""
     case = Case(*HEADS[heads], batch, slots, nodes, settings.dtype)
 
     def prepare(name: str, caches: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
@@ -111,7 +111,7 @@ def draw_inputs(case: Case, caches: int) -> Inputs:
 def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
     """Make a program that maps `Inputs` and 0 to the last outputs; a turn reads each cache once.
 
-    The outputs of one call are the queries of the next, so that calls run in sequence.
+    The outputs of one call are the queries of the next call, so that calls run in sequence.
     """
 
     @jax.jit  # traced and lowered once for all caches

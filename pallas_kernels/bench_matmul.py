@@ -42,14 +42,16 @@ class Case(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of both weights: half a byte per code, and four bytes per group for scale and
-        minimum."""
+        """Bytes of both weights.
+
+        A code takes half a byte, and each group takes four bytes for its scale and minimum.
+        """
         numbers = 2 * self.width * self.inner
         return numbers // 2 + 4 * numbers // self.group
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark; unusable arguments exit with code 2 and a one-sentence error."""
+    """Run the benchmark; an invalid argument exits with code 2 and a one-sentence error."""
     settings = _parse(arguments)
     shapes = product(settings.weights, settings.nodes)
     rows = (measure(settings, *shape) for shape in shapes)
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(settings: argparse.Namespace, weights: str, nodes: int) -> dict[str, Any]:
-    """Measure every candidate and a copy on one shape; returns a row of the report."""
+    """Measure every candidate and a copy on one shape; return a row of the report."""
     case = Case(*WIDTHS[weights], nodes, settings.group)
 
     def prepare(name: str, count: int, turns: int) -> tuple[Callable[..., Array], tuple[Any, ...]]:
@@ -89,8 +91,10 @@ def draw_inputs(
 
 
 def pair_program(name: str, turns: int) -> Callable[..., Array]:
-    """Make a program that maps rows, pairs of weights and 0 to rows; a turn reads each pair
-    once."""
+    """Make a program that maps rows, pairs of weights and 0 to rows.
+
+    A turn reads each pair once.
+    """
 
     def multiply(x: Float[Array, "N I"], weight: Any) -> Float[Array, "N O"]:
         if name == "bfloat16":

@@ -1,4 +1,4 @@
-"""Common parts of the kernel benchmarks: timing beside a copy, a table and a JSON report."""
+"""The parts that the kernel benchmarks share: timing beside a copy, a table and a JSON report."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ from jaxtyping import Array, Int, UInt
 
 from pallas_kernels.timing import repeat, take_turns
 
-# Total bytes of the arrays that calls read in turns: two and a half times the L2 cache of an H100
-# or H200, in which a small array would stay.
+# Total bytes of the arrays that calls read in turns. A small array would stay in the L2 cache, so
+# this is two and a half times the L2 cache of an H100 or H200.
 READ = 128 * 2**20
 # Bytes of the copied array, and bytes that one timed run reads and writes.
 COPIED, RUN = 2**30, 32 * 10**9
@@ -32,8 +32,8 @@ DEFINITIONS = {
 }
 _CELLS = "  {:<12}{:>10}{:>10}{:>8}{:>12}"
 
-# Maps a candidate's name, the number of arrays that calls read in turns, and the number of turns to
-# a program and its arguments, except the last argument, which is 0.
+# Function that returns a program and its arguments, except the last argument, which is 0. It gets
+# the name of a candidate, the number of arrays that calls read in turns, and the number of turns.
 Prepare = Callable[[str, int, int], tuple[Callable[..., Array], tuple[Any, ...]]]
 
 
@@ -104,7 +104,7 @@ def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
 
 
 def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
-    """A function that runs the program and returns the seconds; compiles and warms up."""
+    """Return a function that runs the program and returns the seconds, after compiling it once."""
 
     def run() -> float:
         started = time.perf_counter()

@@ -29,12 +29,13 @@ def dispatch(
     Args:
       name: name of the interface.
       arrays: the arguments, which may include None.
-      implementation: a named implementation, or None for the kernel if it can run, else the
-        reference.
-      reference: the specification in jnp.
-      unsupported: returns the reason why the kernel cannot take the arrays, a clause, or None.
-      kernel: imports and returns the kernel, which takes the arrays, `cores` and `interpret`;
-        deferred, since the import takes half a second and only GPUs need it.
+      implementation: a named implementation, or None for the kernel if it can run, and otherwise
+        the reference.
+      reference: the specification, written in jnp.
+      unsupported: function that returns the reason why the kernel cannot take the arrays, as a
+        clause, or None.
+      kernel: function that imports and returns the kernel, which takes the arrays, `cores` and
+        `interpret`. The import takes half a second, and only GPUs need it.
 
     Raises:
       NotImplementedError: the named implementation cannot run here.
@@ -62,7 +63,7 @@ def dispatch(
 
 
 def current_device() -> Any:
-    """A device that the computation runs on: of the mesh in use, else JAX's first device."""
+    """A device on which the computation runs: one of the mesh in use, or JAX's first device."""
     mesh = jax.sharding.get_abstract_mesh()
     return (None if mesh.empty else mesh.abstract_device) or jax.devices()[0]
 
@@ -70,8 +71,8 @@ def current_device() -> Any:
 def fewest_rows() -> int:
     """The number of rows below which a matrix product is not faster on this device.
 
-    A GPU multiplies a tile of rows at once. With fewer rows XLA may lower the product elementwise,
-    with an intermediate array as large as the matrix.
+    A GPU multiplies a tile of rows at once. With fewer rows, XLA may compute the product
+    elementwise, with an intermediate array as large as the matrix.
     """
     return _TILE_ROWS if on_gpu() else 1
 
@@ -82,7 +83,7 @@ def on_gpu() -> bool:
 
 
 def why_not_hopper(device: Any) -> str | None:
-    """Reason why the device is not a Hopper GPU, a clause; None for Hopper.
+    """The reason why the device is not a Hopper GPU, as a clause; None for a Hopper GPU.
 
     Later GPUs do not have Hopper's matrix instructions.
     """
@@ -104,7 +105,7 @@ def _cores(device: Any) -> int:
 
 
 def _too_few_workers() -> str | None:
-    """Reason, a clause, if waiting warpgroups would block all of XLA's threads; else None."""
+    """The reason, as a clause, if waiting warpgroups would block all of XLA's threads, or None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = int(os.environ.get("NPROC") or cores or 1)
     if workers >= 4:

@@ -1,8 +1,8 @@
-"""Specifications of the GPUs for compilation and planning; no measurements.
+"""Specifications of GPUs, for compilation and planning; nothing here is measured.
 
 Memory and bandwidth are from NVIDIA's datasheets of the H100 SXM, H200 SXM and B200. The usable
-memory and the on-chip sizes are as reported by the devices (XLA has the same numbers for many cards
-in xla/backends/gpu/target_config/specs).
+memory and the on-chip sizes are those that the devices report (XLA has the same numbers for many
+cards in xla/backends/gpu/target_config/specs).
 """
 
 from dataclasses import dataclass

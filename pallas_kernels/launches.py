@@ -4,9 +4,9 @@
         launch.kernel, launch.times, launch.reads, launch.writes
 
 A launch is an instruction that XLA's GPU runtime starts separately: fusions, custom calls, copies
-and collectives. Its bytes are those of operands and results, counted once each, as if nothing were
-read twice or cached by the GPU. Of an operand of which slices or rows are read, only these count;
-of an array that is updated in place, only the update counts.
+and collectives. Its bytes are those of its operands and results, each counted once, as if nothing
+were read twice or cached by the GPU. If only slices or rows of an operand are read, only these
+count. If an array is updated in place, only the update counts.
 """
 
 import re
@@ -64,8 +64,8 @@ def step_launches(
 
     Args:
       hlo: HLO from `Compilation`; its entry computation must contain exactly one such loop.
-      taken: names of `jax.named_scope`s; a `jax.lax.cond` within one of them takes its true branch,
-        others take the false branch.
+      taken: names of `jax.named_scope`s. A `jax.lax.cond` within one of these scopes takes its true
+        branch, and any other takes its false branch.
       unknown_turns: trip count to assume for nested loops with unknown trip counts; None refuses
         them.
 
@@ -129,7 +129,7 @@ def _moved(
 
 
 def _read(computations: Mapping[str, Computation], inner: Computation, at: int, size: int) -> int:
-    """Bytes that a fusion reads of its operand number `at`; at most the operand's `size`."""
+    """Bytes that a fusion reads of operand number `at`, which has `size` bytes."""
     [parameter] = [
         one for one in inner.values() if one.opcode == "parameter" and one.argument == str(at)
     ]
@@ -145,7 +145,7 @@ def _read(computations: Mapping[str, Computation], inner: Computation, at: int, 
 
 
 def _users(inner: Computation, name: str) -> Iterator[tuple[Instruction, int]]:
-    """Users of a value with the operand's index; bitcasts are followed."""
+    """The users of a value, each with the index of the operand; bitcasts are followed."""
     for one in inner.values():
         for place, operand in enumerate(one.operands):
             if operand == name:
@@ -196,7 +196,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Index after the parenthesis that closes the one at `start`."""
+    """The index after the parenthesis that closes the parenthesis at `start`."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -215,7 +215,7 @@ def size_of(shape: str) -> int:
 
 
 def _started(shape: str) -> str:
-    """The results in the shape of a `-start` instruction, which begins with its operands."""
+    """The results in the shape of a `-start` instruction; the operands come before them."""
     start = shape.index("(", 1) if shape.startswith("((") else 1
     return shape[_closing(shape, start) :] if shape.startswith("((") else shape
 

@@ -21,15 +21,16 @@ def repeat(
 ) -> Carry:
     """Run `turn` `count` times, so that XLA can neither drop a turn nor hoist work out of the loop.
 
-    Every turn gets a 0 that XLA cannot prove constant: the loop index masked by an argument of the
-    program. Work that depends on it is repeated in every turn. (An optimization barrier does not
-    suffice: on the CPU, XLA drops it before it hoists code out of loops.)
+    Every turn gets a 0 that XLA cannot prove to be constant: the loop index masked by an argument
+    of the program. Work that depends on this 0 is repeated in every turn. (An optimization barrier
+    does not suffice: on the CPU, XLA drops it before it hoists code out of loops.)
 
     Args:
-      turn: maps the carry and the 0 to the next carry, which must depend on the timed work.
+      turn: function from the carry and the 0 to the next carry, which must depend on the timed
+        work.
       carry: pytree of arrays.
       count: number of turns, a constant of the program.
-      zero: the number 0, passed to the program as an argument, not a constant.
+      zero: the number 0, which must be an argument of the program and not a constant.
     """
     return jax.lax.fori_loop(0, count, lambda index, carry: turn(carry, index & zero), carry)
 

@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """New tokens, number of target calls after prefill, and wall time in seconds with prefill."""
+    """New tokens, number of target calls after prefill, and wall seconds including prefill."""
 
     tokens: list[int]
     target_calls: int
@@ -61,7 +61,7 @@ Side = Callable[[Job], Decoded]
 
 
 def load_apple(target: Path, drafter: Path) -> Any:
-    """Load Apple's decoder; exits if it would compute something different from this library."""
+    """Load Apple's decoder; exit if it would compute something different from this library."""
     import transformers
     from recurrent_drafting.modeling_drafter import Drafter
     from recurrent_drafting.modeling_llama import LlamaForCausalLM
@@ -229,10 +229,10 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe(tree: dict[str, Any]) -> str:
-    """A line on a tree; in pairs of numbers, the first is this library's, the second Apple's."""
+    """Describe a tree in a line; in pairs of numbers, this library's number comes first."""
     line = (
         f"W={tree['beam_width']} R={tree['draft_rounds']}: of {tree['prompts']} prompts "
-        f"{tree['same_text']} with the same text, {tree['same_calls']} with as many target calls "
+        f"{tree['same_text']} with the same text, {tree['same_calls']} with equal target calls "
         "({ours} and {apple})".format(**tree["target_calls"])
     )
     if speeds := tree.get("tokens_per_second"):
@@ -242,7 +242,7 @@ def describe(tree: dict[str, Any]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the comparison; writes the report and prints a line after each tree."""
+    """Run the comparison; write the report and print a line after each tree."""
     import jax
 
     from redrafter_jax.command_line import make_folder_of
@@ -263,7 +263,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--prompts", type=Path, required=True, help='JSONL of {"prompt": ...}')
     add("--output", type=Path, required=True, help="JSON report to write")
     add("--beam-widths", type=int, nargs="+", default=[0, 4], help="W, 0: baseline (%(default)s)")
-    add("--draft-rounds", type=int, nargs="+", default=[4], help="R; Apple's beam length less 1")
+    add("--draft-rounds", type=int, nargs="+", default=[4], help="R; Apple's beam length minus 1")
     add("--max-new-tokens", type=int, default=160)
     add("--repeats", type=int, default=3, help="timed runs after one warm-up; 0 disables timing")
     arguments = parser.parse_args(words)

@@ -19,8 +19,7 @@ _SLOTS, _NEW_TOKENS, _TURNS = 8, 48, 5
 
 
 def measure() -> list[float]:
-    """Time 16 prompts for the tiny demo target, without drafting; returns the ratio of each
-    turn."""
+    """Time 16 prompts for the tiny demo target, without drafting; return each turn's ratio."""
     files = open_target(_CONFIGS / "demo_target")
     target, tokenizer = files.load("float32"), files.tokenizer
     requests = [

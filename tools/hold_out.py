@@ -24,7 +24,7 @@ from train.data.types import Text
 
 
 class HoldOutSettings(Settings):
-    """`python -m tools.hold_out`: number and length of the prompts, sources and output."""
+    """The settings of `python -m tools.hold_out`: sources, number and length of prompts, output."""
 
     pretrain_config: Path  # config of `tools.pretrain`, whose held-out documents are used
     tokenizer: Path  # folder of the target, whose tokenizer counts the tokens
@@ -37,9 +37,9 @@ class HoldOutSettings(Settings):
 def choose_prompts(
     documents: Sequence[Text], tokenizer: Tokenizer, count: int, prompt_tokens: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Choose prompts from all packages, which begin at lines spread evenly over the documents.
+    """Choose prompts from all packages; they begin at lines spread evenly over the documents.
 
-    Documents are named `package/...`. The tokens of a prompt are tokens of its document.
+    Documents are named `package/...`. The tokens of a prompt are also tokens of its document.
     """
     # For each document, the character indices of the lines where a prompt may start.
     packages: dict[str, list[tuple[Text, list[int]]]] = defaultdict(list)
@@ -52,7 +52,7 @@ def choose_prompts(
         share = count // len(packages) + (index < count % len(packages))
         order = random.permutation(len(usable))
         for turn in range(share):
-            # Take each document once before repeating it, always at another position.
+            # Take each document once before taking it again, and then at another position.
             document, line_starts = usable[order[turn % len(usable)]]
             start = line_starts[int((turn + 0.5) / share * len(line_starts))]
             row = {

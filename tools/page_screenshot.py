@@ -35,7 +35,10 @@ def browser_page(width: int = 1100) -> Generator[Page]:
     """Open a page in headless Chromium."""
     path = chromium()
     if path is None:
-        raise InputError(f"None of {', '.join(_NAMES)} is installed; install one.")
+        raise InputError(
+            f"The picture needs a browser, but none of {', '.join(_NAMES)} is installed; install "
+            "one of them."
+        )
     with sync_playwright() as playwright:
         # The sandbox does not work for root, the usual user in containers.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])

@@ -1,6 +1,6 @@
 """`python -m tools.pretrain --config configs/demo_target.yaml`: train a small target.
 
-The demo needs a real language model that is small enough for the repository; this trains it.
+The demo needs a real language model that is small enough for the repository.
 """
 
 import json
@@ -40,7 +40,7 @@ _EVALUATION_BATCH = 4
 
 
 class PretrainSettings(Settings):
-    """`python -m tools.pretrain`: train a tokenizer and a small target on text files."""
+    """The settings of `python -m tools.pretrain`: train a tokenizer and a small target."""
 
     target: TargetConfig
     data: DataSettings
@@ -55,19 +55,19 @@ class PretrainSettings(Settings):
         vocab_size, ends = self.target.vocab_size, self.target.eos_token_ids
         if vocab_size < SMALLEST_VOCABULARY or ends != (END_TOKEN,):
             raise ValueError(
-                f"target.vocab_size is {vocab_size} and target.eos_token_ids {list(ends)}, but "
-                f"must be {SMALLEST_VOCABULARY} or more, and {[END_TOKEN]}"
+                f"target.vocab_size is {vocab_size} and must be {SMALLEST_VOCABULARY} or more, and "
+                f"target.eos_token_ids is {list(ends)} and must be {[END_TOKEN]}"
             )
         length, positions = self.data.sequence_length, self.target.max_position_embeddings
         if not 2 <= length <= positions:
             raise ValueError(
-                f"data.sequence_length is {length}, but must be between 2 and {positions}, the "
+                f"data.sequence_length is {length}, but must be from 2 to {positions}, which is "
                 "target.max_position_embeddings"
             )
         return self
 
     def read(self, *, held_out: bool = False) -> list[Text]:
-        """The training texts of all sources, or the held-out ones."""
+        """Read the training texts of all sources, or the held-out texts."""
         return [
             text for source in self.data.sources for text in read_folder(source, held_out=held_out)
         ]
@@ -95,7 +95,7 @@ def pretrain_step(
     *,
     optimizer: optax.MultiSteps,
 ) -> tuple[nnx.State, optax.MultiStepsState, Float[Array, ""]]:
-    """Train on one batch; returns the parameters, the optimizer state and the batch's loss."""
+    """Train on one batch; return the parameters, the optimizer state and the loss of the batch."""
 
     def loss(params: nnx.State) -> Array:
         return next_token_loss(Model(target.config, target.graphdef, params), tokens, loss_mask)

@@ -2,7 +2,7 @@
 
 python -m tools.streams TARGET DRAFTER --prompts configs/smollm2_135m/mixed_prompts.jsonl
 
-With --json-schema every method also decodes answers that follow the schema, in the same turns.
+With --json-schema, every method also decodes answers that follow the schema, in the same turns.
 """
 
 import argparse
@@ -52,7 +52,8 @@ def main() -> None:
         grammars[", by the schema"] = compiler.compile(schema)
     if len(prompts) < (most := max(arguments.streams)):
         raise SystemExit(
-            f"error: {arguments.prompts} has {len(prompts)} prompts; {most} streams need as many."
+            f"error: {arguments.prompts} has {len(prompts)} prompts, but {most} streams need "
+            f"{most}; give more prompts or fewer streams."
         )
     for streams in arguments.streams:
         ways: dict[str, Engine] = {"baseline": _engine(target, None, None, streams)}
@@ -113,7 +114,7 @@ def _rate(
     arguments: argparse.Namespace,
     grammar: CompiledGrammar | None,
 ) -> float:
-    """New tokens per second for as many prompts as streams, at least four."""
+    """New tokens per second; there is one prompt per stream, but at least four prompts."""
     chosen = prompts[: max(streams, 4)]
     sampling = SamplingConfig(arguments.temperature)
     tokens, began = 0, time.perf_counter()

@@ -23,10 +23,11 @@ def grouped_matmul(
 ) -> Float[Array, "N O"]:
     """Multiply rows by a group-quantized weight, with accumulation in float32.
 
-    A weight is `scale * code`, or with a minimum `minimum + scale * (code - lowest)`, where lowest
-    is the smallest value of the codes' dtype. Codes are multiplied in x's dtype, and the partial
-    sums of each group are scaled. The kernel writes neither dequantized weights nor partial sums to
-    memory, and its result for a row is bitwise independent of the other rows and of their number.
+    A code stands for the number `scale * code`, or with a minimum for `minimum + scale * (code -
+    lowest)`, where lowest is the smallest value of the codes' dtype. Codes are multiplied in the
+    dtype of x, and the partial sums of each group are scaled. The kernel writes neither dequantized
+    weights nor partial sums to memory. Its result for a row does not depend, in any bit, on the
+    other rows and on their number.
 
     Args:
       x: rows, float32 or bfloat16.
@@ -80,5 +81,5 @@ def _check_shapes(x: Array, codes: Array, scale: Array, minimum: Array | None) -
         raise ValueError(f"grouped_matmul: {groups} groups do not divide {inputs} inputs.")
     if minimum is not None and minimum.shape != scale.shape:
         raise ValueError(
-            f"grouped_matmul: minimum has shape {minimum.shape}, but scale {scale.shape}."
+            f"grouped_matmul: minimum has shape {minimum.shape}, but scale has {scale.shape}."
         )

@@ -1,17 +1,18 @@
-"""Products with grouped codes for Hopper GPUs in Pallas' Mosaic GPU dialect.
+"""Products with grouped codes for Hopper GPUs, in Pallas' Mosaic GPU dialect.
 
-Decoding is bound by reading the weight, so a program reads the codes of its 128 outputs and of its
-split of the inputs once, and multiplies them by up to 64 rows. The weight is the left operand: its
-outputs fill the 64 rows of wgmma, and the rows of x are the columns, at least eight.
+The time of decoding is the time of reading the weight. So a program reads the codes of its 128
+outputs and of its split of the inputs once, and multiplies them by up to 64 rows. The weight is the
+left operand: its outputs fill the 64 rows of wgmma, and the rows of x are the columns, at least
+eight.
 
 Each program runs one warpgroup that copies blocks of 128 inputs into a ring buffer in shared
 memory, and two warpgroups that compute 64 outputs each. The computing warpgroups convert the codes
-of a group to bfloat16 in registers, which is exact, and multiply; the products of a group are
+of a group to bfloat16 in registers, which is exact, and multiply. The products of a group are
 scaled when they are added to the float32 accumulator. With minima, the sums of each row's inputs by
-group are an additional operand, computed once for all outputs.
+group are an additional operand, which is computed once for all outputs.
 
 The order of summation for a row does not depend on the other rows: the matrix instruction sums the
-inputs of a group, then groups are added from first to last within a split, then splits.
+inputs of a group, then groups are added from first to last within a split, then splits are added.
 """
 
 from typing import Any
@@ -52,7 +53,8 @@ def mosaic_gpu(
 ) -> Float[Array, "N O"]:
     """Implement `pallas_kernels.grouped_matmul.grouped_matmul`; see `why_unsupported` for limits.
 
-    `cores` is the GPU's number of cores; `interpret` runs on the CPU and detects races.
+    `cores` is the number of cores of the GPU. `interpret` runs the kernel on the CPU and detects
+    races.
     """
     N, inputs = x.shape
     bits = jnp.iinfo(codes.dtype).bits
@@ -70,7 +72,7 @@ def mosaic_gpu(
 
 
 def group_sums(x: Float[Array, "N I"], groups: int) -> Float[Array, "N groups"]:
-    """Sum each row by group, halving elementwise, since the order of a reduction is unspecified."""
+    """Sum each row by group; halves are added elementwise, because XLA may reorder a reduction."""
     sums = x.astype(jnp.float32).reshape(len(x), groups, -1)
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
@@ -79,7 +81,7 @@ def group_sums(x: Float[Array, "N I"], groups: int) -> Float[Array, "N groups"]:
 
 
 def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bool) -> Any:
-    """Make the kernel from rows, codes, scales, and with minima also sums, to products by split."""
+    """Make the kernel: from rows, codes, scales and, with minima, sums, to products by split."""
     inputs, outputs = codes.shape
     group = inputs // len(scale)
     groups = BLOCK // group  # per block
@@ -151,7 +153,7 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
                 # Arrive only if a copy waits: every phase of a barrier must be observed.
                 @pl.when(step + plan.stages < steps)
                 def _() -> None:
-                    plgpu.commit_smem()  # orders the next copy after these reads
+                    plgpu.commit_smem()  # the next copy must come after these reads
                     plgpu.barrier_arrive(barriers["free"].at[slot])
 
                 return total
@@ -176,7 +178,7 @@ def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bo
         }
         if minimum is not None:
             scratch["minimum"] = plgpu.SMEM((plan.stages, groups, WIDTH), minimum.dtype)
-            # Copies need multiples of 128 bytes, which sums of fewer rows do not fill.
+            # Copies need multiples of 128 bytes; sums of fewer rows are smaller.
             scratch["sums"] = plgpu.SMEM((plan.stages, groups, MAX_ROWS), jnp.float32)
         if interpret:
             scratch["weights"] = plgpu.SMEM((WARPGROUPS, TILE, group), jnp.bfloat16)

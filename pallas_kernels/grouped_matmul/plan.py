@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
 
 def why_unsupported(x: Any, codes: Any, scale: Any, _: Any) -> str | None:
-    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
+    """The reason, as a clause, why the kernel cannot take these shapes and dtypes, or None."""
     inputs, outputs = codes.shape
     if str(x.dtype) != "bfloat16":
         return f"its rows must be bfloat16, but are {x.dtype}"
@@ -55,11 +55,10 @@ def why_unsupported(x: Any, codes: Any, scale: Any, _: Any) -> str | None:
 def make_plan(
     N: int, inputs: int, outputs: int, bits: int, group: int, minimum: bool, cores: int
 ) -> Plan:
-    """Choose splits that keep every core busy, independent of N, and the fewest programs for N
-    rows.
+    """Choose splits that keep every core busy, and the fewest programs for N rows.
 
-    `bits` is the size of a code, and `group` the number of inputs that share a scale, and a minimum
-    if `minimum` is set.
+    The splits do not depend on N. `bits` is the size of a code, and `group` the number of inputs
+    that share a scale, and also a minimum if `minimum` is set.
     """
     columns, blocks = _ceil_div(outputs, WIDTH), _ceil_div(inputs, BLOCK)
 

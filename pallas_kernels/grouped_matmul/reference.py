@@ -1,4 +1,4 @@
-"""The specification in jnp, for other platforms and as the oracle of the kernel's tests."""
+"""The specification in jnp, for other platforms and for the tests of the kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +49,10 @@ def _scaled_product(
 def _product_in_turn(
     x: Float[Array, "N I"], codes: Num[Array, "I O"], scale: Float[Array, "groups O"]
 ) -> Float[Array, "N O"]:
-    """Compute the product of `_scaled_product` with one weight in x's dtype at a time.
+    """Compute the product of `_scaled_product` with one weight in the dtype of x at a time.
 
     Without the barrier, XLA for CPUs would convert the codes of all layers before the first
-    product, and keep all of them. int4 and float8 are slow to convert, and pass through a wider
+    product, and keep all of them. int4 and float8 are slow to convert, so they pass through a wider
     dtype that represents them exactly, which a loop may keep.
     """
     wider = {jnp.dtype(jnp.int4): jnp.int8, jnp.dtype(jnp.float8_e4m3fn): jnp.bfloat16}

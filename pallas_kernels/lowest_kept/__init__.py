@@ -23,11 +23,11 @@ def lowest_kept(
 ) -> Float[Array, "B M"]:
     """Find the lowest logit of each row that passes the filters; every filter keeps ties.
 
-    The filters are top-k, top-p and min-p, applied in this order, each to the tokens that the
+    The filters are top-k, top-p and min-p, in this order; each is applied to the tokens that the
     previous filter kept. They use the scores `logits / unit`, rounded to float32.
 
     Args:
-      logits: float32; with NaN, the kept tokens are unspecified.
+      logits: scores, float32; with NaN, it is not specified which tokens are kept.
       unit: temperature, above 0.
       top_k: number of tokens to keep, at least 1 and less than V; infinity keeps all.
       top_p: cumulative probability above which tokens are dropped, above 0; infinity drops none.

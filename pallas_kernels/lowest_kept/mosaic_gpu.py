@@ -22,7 +22,8 @@ from jaxtyping import Array, Float
 from pallas_kernels.lowest_kept.plan import AHEAD, BLOCK, vector_size
 
 _SIGN = 1 << 31
-# The key of minus infinity, in unsigned integers ordered as floats; lower keys are NaN.
+# The key of minus infinity. Keys are unsigned integers in the order of the floats; lower keys than
+# this one stand for NaN.
 _LOWEST = 0x007FFFFF
 
 
@@ -38,7 +39,7 @@ def mosaic_gpu(
 ) -> Float[Array, "B M"]:
     """Implement `pallas_kernels.lowest_kept.lowest_kept`; see `why_unsupported` for limits.
 
-    `cores` is not used; `interpret` runs on the CPU and detects races.
+    `cores` is not used. `interpret` runs the kernel on the CPU and detects races.
     """
     del cores
     B, M, V = logits.shape

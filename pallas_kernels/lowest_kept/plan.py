@@ -1,4 +1,4 @@
-"""How a row is read, computed from shapes."""
+"""The way in which a row is read, computed from shapes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ AHEAD = 4  # blocks that are loaded together
 
 
 def why_unsupported(logits: Any, *_: Any) -> str | None:
-    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
+    """The reason, as a clause, why the kernel cannot take these shapes and dtypes, or None."""
     if str(logits.dtype) != "float32":
         return f"its logits must be float32, but are {logits.dtype}"
     if logits.shape[-1] < BLOCK:
@@ -18,5 +18,5 @@ def why_unsupported(logits: Any, *_: Any) -> str | None:
 
 
 def vector_size(V: int) -> int:
-    """Number of elements that a thread reads at once; rows must begin at its multiples."""
+    """The number of elements that a thread reads at once; rows must begin at multiples of it."""
     return 4 if V % 4 == 0 else 1

@@ -1,4 +1,4 @@
-"""The specification in jnp, for other platforms and as the oracle of the kernel's tests."""
+"""The specification in jnp, for other platforms and for the tests of the kernel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,8 +40,8 @@ def reference(
 
 
 def _ordered_keys(scores: Float[Array, "B M V"]) -> UInt[Array, "B M V"]:
-    """Unsigned integers in the order of the scores: float bits, inverted for negative numbers."""
-    # -0.0 equals 0.0, and so must its key.
+    """Unsigned integers in the order of the scores: float bits, inverted for negative scores."""
+    # -0.0 equals 0.0, so both must have the same key.
     bits = jnp.where(scores == 0, 0, jax.lax.bitcast_convert_type(scores, jnp.uint32))
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits < sign, bits | sign, ~bits)

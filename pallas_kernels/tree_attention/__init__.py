@@ -36,14 +36,14 @@ def tree_attention(
       q: queries of the T nodes.
       k_cache: keys of decided tokens in pages of `PAGE` slots; slots at and after `lengths` may
         hold anything, including NaN.
-      v_cache: values of decided tokens, likewise.
+      v_cache: values of decided tokens, in the same form.
       table: page numbers of each row, in text order; rows may share pages. Entries after `lengths`
         may be any valid page number.
       lengths: number of cached tokens per row, from 0 to `PAGE` times M.
       k_tree: keys of all N nodes, parents before their children.
-      v_tree: values of all N nodes, likewise.
-      mask: mask[b, i, j] is True if query i attends to node j, which is the query's node itself or
-        an ancestor. A node that no query attends to may hold any finite number.
+      v_tree: values of all N nodes, in the same order.
+      mask: mask[b, i, j] is True if query i attends to node j, which is the node of the query
+        itself or an ancestor of it. A node that no query attends to may hold any finite number.
       scale: factor of the scores before the softmax.
       window: number of positions that a node attends to, including its own; None for all. A node's
         position is the number of cached tokens plus its number of ancestors.

@@ -1,4 +1,4 @@
-"""Merging of the Mosaic GPU kernel's results by split into one softmax."""
+"""Merging of the results that the Mosaic GPU kernel computes per split into one softmax."""
 
 from functools import reduce
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-# Elements of a row, one per thread of a program.
+# The number of elements of a row; a program has one thread for each.
 ROW = 128
 
 
@@ -23,11 +23,10 @@ def merge(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B N Q H"]:
-    """Merge the splits and normalize the outputs of the N nodes; a kernel does so if H is 128.
+    """Merge the splits and normalize the outputs of the N nodes; a kernel does this if H is 128.
 
-    The rows of a key head are its G query heads, each with its nodes, N and possibly padding;
-    further rows are unused. Maxima are exponents of two, and outputs and totals are relative to
-    them.
+    The rows of a key head are its G query heads, each with N nodes and possibly padding; further
+    rows are unused. Maxima are exponents of two, and outputs and totals are relative to them.
     """
     splits, B, K, rows, H = output.shape
     nodes = rows // G

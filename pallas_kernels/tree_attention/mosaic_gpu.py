@@ -29,7 +29,7 @@ from pallas_kernels.tree_attention.merge import merge
 from pallas_kernels.tree_attention.plan import BLOCK, CORES, EIGHT, TILE, Plan, make_plan
 
 WORD = 32  # nodes in one word of the mask
-# Finite, to avoid infinity minus infinity in rows without visible keys so far.
+# The initial maximum is finite, to avoid infinity minus infinity in rows without visible keys.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 _TILE = plgpu.Layout.WGMMA
 _ROWS = plgpu.Layout.WGMMA.reduce(1)  # one value per row of a tile
@@ -51,7 +51,8 @@ def mosaic_gpu(
 ) -> Float[Array, "B T Q H"]:
     """Implement `pallas_kernels.tree_attention.tree_attention`; see `why_unsupported` for limits.
 
-    `cores` is the GPU's number of cores; `interpret` runs on the CPU and detects races.
+    `cores` is the number of cores of the GPU. `interpret` runs the kernel on the CPU and detects
+    races.
     """
     B, T, Q, H = q.shape
     K, M = k_cache.shape[1], table.shape[1]
@@ -76,8 +77,10 @@ def mosaic_gpu(
 
 
 def mask_words(mask: Bool[Array, "B T N"]) -> Int[Array, "B T words"]:
-    """Pack the mask: bit j % 32 of word j // 32 is mask[..., j], padded to whole blocks of
-    nodes."""
+    """Pack the mask into words of 32 nodes: bit j % 32 of word j // 32 is mask[..., j].
+
+    The nodes are padded to whole blocks.
+    """
     B, T, N = mask.shape
     words = pl.cdiv(N, BLOCK) * (BLOCK // WORD)
     bits = _pad_to(mask, 2, words * WORD).reshape(B, T, words, WORD)
@@ -98,7 +101,7 @@ def _make_kernel(
     scale: float,
     interpret: bool,
 ) -> Any:
-    """Make the kernel from table, lengths, heads, cache and mask words to results by split."""
+    """Make the kernel: from table, lengths, heads, cache and mask words to results by split."""
     B, K, G, nodes, H = shape
     rows, eights = G * nodes, nodes // EIGHT
     tiled_rows = plan.groups * plan.tiles * TILE
@@ -228,7 +231,7 @@ def _make_kernel(
 
                 return attend(step, lambda: _columns() < decided(step), running)
 
-            # The alternation of the warpgroups continues from the cache's blocks to the tree's.
+            # The warpgroups go on taking turns from the blocks of the cache to those of the tree.
             past_turns = lax.div(past_steps - way + plan.ways - 1, plan.ways)
             first_tree = past_turns * plan.ways + way - past_steps
             tree_turns = lax.div(lax.max(tree_steps - first_tree, 0) + plan.ways - 1, plan.ways)
@@ -365,7 +368,7 @@ def _add_product(output: Any, weights: Any, values: Any, staged: Any) -> Any:
 
 
 def _clear(values: Any, high: Any) -> None:
-    """Zero the rows from `high` on, since zero weights do not cancel NaN."""
+    """Set the rows from `high` on to zero, because a weight of zero does not cancel NaN."""
     for column in range(0, values.shape[1], 64):
         part = values.at[:, pl.ds(column, 64)]
         row = plgpu.broadcasted_iota(jnp.int32, (BLOCK, 64), 0, layout=_TILE)

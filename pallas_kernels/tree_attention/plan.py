@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 def why_unsupported(
     q: Any, k_cache: Any, v_cache: Any, k_tree: Any, v_tree: Any, window: int | None = None
 ) -> str | None:
-    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
+    """The reason, as a clause, why the kernel cannot take these shapes and dtypes, or None."""
     H = q.shape[-1]
     dtypes = {str(array.dtype) for array in (q, k_cache, v_cache, k_tree, v_tree)}
     if dtypes not in ({"bfloat16"}, {"float16"}):
@@ -57,7 +57,7 @@ def why_unsupported(
 
 
 def make_plan(B: int, T: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Plan:
-    """Choose the fewest reads of the cache, then splits that keep every core evenly busy.
+    """Choose the fewest reads of the cache, then splits that keep every core equally busy.
 
     T of the N nodes attend.
     """

@@ -1,4 +1,4 @@
-"""The specification in jnp, for devices without a kernel and as the oracle of the tests."""
+"""The specification in jnp, for devices without a kernel and for the tests of the kernel."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 PAGE = 64  # slots of a page of the cache
-# Pages per step. A fixed number makes a row's result bitwise independent of the cache size and of
-# longer rows, since blocks after its text add exact zeros.
+# Number of pages per step. It is fixed, so that no bit of a row's result depends on the cache size
+# or on longer rows: blocks after the text of a row add exact zeros.
 _PAGES = 4
 BLOCK = _PAGES * PAGE
 
 
 class _Attended(NamedTuple):
-    """Running softmax over some of the keys (arXiv 1805.02867), float32."""
+    """The running softmax over some of the keys (arXiv 1805.02867), in float32."""
 
     maximum: Float[Array, "B K M 1"]
     total: Float[Array, "B K M 1"]
@@ -37,7 +37,8 @@ def reference(
     """Implement `pallas_kernels.tree_attention.tree_attention`.
 
     The tree comes first, then the cache block by block, from the first slot that any row attends to
-    until the end of the longest row, so that the cost depends on the texts, not on the cache size.
+    until the end of the longest row. So the cost depends on the texts, and not on the size of the
+    cache.
     """
     B, T, Q, H = q.shape
     K = k_cache.shape[1]

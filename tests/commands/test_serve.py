@@ -134,7 +134,7 @@ def test_an_address_in_use_is_told_before_the_target_is_looked_for(run_redrafter
         port = str(taken.getsockname()[1])
         code, _, err = run_redrafter(*WORDS, "--port", port)
     assert code == 2
-    assert f"--host 127.0.0.1 --port {port}:  Address already in use" in err
+    assert f"--host 127.0.0.1 --port {port}: Address already in use" in err
 
 
 def test_a_package_that_is_missing_is_named(

@@ -71,7 +71,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
             ["batch_size=3", "mesh.data=2"],
             "batch_size is 3, which the mesh's data=2",
         ),
-        (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last one"),
+        (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last batch"),
         (["clock=false", "mesh.data=2"], "The number of prompts is 5, which the mesh's data=2"),
         (["samplings=[{temperature: 0, top_k: 5, min_p: 0.1}]"], "or leave top_k and min_p out"),
         (["target=DRAFTER"], "states model_type 'recurrent_drafting_drafter'"),
@@ -85,7 +85,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (
             ["parity", "cases.greedy.prompt_tokens=[9, 500]"],
             "Case 'greedy': prompt_tokens=500 and max_new_tokens=24 make 524 tokens, but the "
-            "target has 512 positions; lower one of them",
+            "target has 512 positions; lower one of the two",
         ),
         (["parity", "cases.greedy.max_new_tokens=510"], "Case 'greedy': .*prompt has 3 tokens"),
         (["parity", "cases.greedy.tree.beam_width=30"], "Case 'greedy': .*more than the 24"),

@@ -205,5 +205,7 @@ def test_what_does_not_fit_the_device_is_refused(
             return {"bytes_limit": 1000}
 
     monkeypatch.setattr("eval.steps.jax.devices", lambda: [Small()])
-    with pytest.raises(InputError, match=r"slots=32 with batch size 2 needs 0\.0 GB .* lower one"):
+    with pytest.raises(
+        InputError, match=r"slots=32 with batch size 2 needs 0\.0 GB .* lower slots"
+    ):
         evaluate(["steps", "--config", str(config)])

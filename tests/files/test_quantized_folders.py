@@ -127,7 +127,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (GPTQ | {"bits": 8}, r"states bits=8 for quant_method 'gptq'; it must be 4\. Use another"),
         (GPTQ | {"group_size": 16}, "group_size=16 for quant_method 'gptq'; it must be 128 or"),
         (GPTQ | {"group_size": 32.0}, r"group_size=32\.0 for"),
-        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' for.*  'gptq_v2'"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' for.* 'gptq_v2'"),
         (GPTQ | {"format": "gptq_p"}, "format='gptq_p' for quant_method 'gptq'; it must be 'gp"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format=True for"),
         (GPTQ | {"pack_dtype": "int16"}, "pack_dtype='int16' for"),

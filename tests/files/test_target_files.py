@@ -118,7 +118,7 @@ QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weigh
         ({UP: None}, f"holds no weight '{UP}'; the model is incomplete"),
         (
             {f"{QUERY}.bias": np.zeros(24), "visual.weight": np.zeros(3)},
-            f"holds the weight '{QUERY}.bias' and 1 more, for which",
+            f"holds the weight '{QUERY}.bias' and 1 more, which",
         ),
         # Transposed, a [24, 32] matrix must not slip through either.
         (

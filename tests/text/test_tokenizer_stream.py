@@ -153,7 +153,9 @@ def test_text_that_changes_as_more_follows_is_refused_not_garbled() -> None:
 
     stream = TextStream(clean_up, [0])
     assert stream.push(1) == " "
-    with pytest.raises(InputError, match=r"^detokenize changes ' ' when further tokens follow"):
+    with pytest.raises(
+        InputError, match=r"^detokenize changes the text ' ' when further tokens follow"
+    ):
         stream.push(2)
 
 

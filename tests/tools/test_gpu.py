@@ -119,7 +119,7 @@ def test_no_piece_begins_when_time_is_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert runner.measure(settings(tmp_path, minutes=0.0)) == 0
-    assert "the same command goes on with kernels" in capsys.readouterr().out
+    assert "the same command resumes with kernels" in capsys.readouterr().out
 
 
 def test_what_is_missing_is_said_before_anything_runs(

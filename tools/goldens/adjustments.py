@@ -32,7 +32,7 @@ CASES, V, LONGEST = 1000, 7, 9
 
 
 def make_case(random: np.random.Generator) -> dict[str, Any]:
-    """A random request, and what the processors make of random logits."""
+    """A random request, and the scores that the processors make from random logits."""
     length = int(random.integers(1, LONGEST + 1))
     text = random.integers(V, size=length).tolist()
     prompt = int(random.integers(1, length + 1))

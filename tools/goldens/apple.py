@@ -58,7 +58,7 @@ def randomize(model, scale, seed):
 
 
 def make_pair(seed):
-    """Make a target with one layer and an untied head, and a drafter with two blocks."""
+    """Make a target with one layer and a head that is not tied, and a drafter with two blocks."""
     target = modeling_llama.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=VOCABULARY,
@@ -94,12 +94,14 @@ def files_of(model):
 
 @contextlib.contextmanager
 def recorded(drafter):
-    """A list that gets an entry for every step decoded within the block.
+    """A list to which every step that is decoded within the block adds an entry.
 
-    `rounds`: the beams after each round, best first: `sequences` of the tokens after the root, and
-    their `log_probs`. Apple's search returns the last round's alone; those of the others are what
-    it gathers from in the round that follows.
-    `tree`: `tokens` of the packed nodes, the root first, and `parents`, their indices.
+    `rounds` holds the beams after each round, best first: `sequences` of the tokens after the root,
+    and their `log_probs`. Apple's search returns only the beams of the last round; those of the
+    other rounds are taken from the gather at the start of the next round.
+
+    `tree` holds the `tokens` of the packed nodes, the root first, and `parents`, the indices of
+    their parents.
     """
     steps, gathered = [], []
     search, pack = drafter.beam_search_candidates, tree_attention.pack
@@ -143,8 +145,10 @@ def describe_beams(beams, log_probs):
 
 
 def describe_tree(packed, mask, depths):
-    """The tree of row 0; the parent of a node is its ancestor one level above, the root's the
-    root."""
+    """The tree of row 0.
+
+    The parent of a node is its ancestor one level above; the parent of the root is the root.
+    """
     count = packed.shape[1]
     depth = depths[0]
     above = mask[0, :, -count:].bool() & (depth[None, :] == depth[:, None] - 1)
@@ -153,7 +157,7 @@ def describe_tree(packed, mask, depths):
 
 
 def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
-    """A case with the beams of the last round of every step, and the smallest gap in it."""
+    """Decode a case; return the beams of the last round of every step, and the smallest gap."""
     ids = torch.tensor([prompt])
     with recorded(model.drafter) as recorded_steps:
         # Each item is the text after one more target call; the last is cut to the limit.
@@ -197,7 +201,7 @@ def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
 
 
 def choice_gap(model, text):
-    """The smallest lead of the target's best token over the second, over all prefixes."""
+    """The smallest lead of the target's best token over the second best, over all prefixes."""
     cache = kv_cache.Cache(
         batch_size=1,
         max_length=len(text),

@@ -1,4 +1,4 @@
-"""A beam search over the scores that the authors of heads compute, path by path."""
+"""A beam search over the scores that the code of a head's authors computes, path by path."""
 
 from collections.abc import Callable
 
@@ -21,9 +21,9 @@ def beam_search(
     logarithm of the confidence after the token before.
 
     Args:
-      follow: the authors' code.
-      tokens: those that can be drafted, in the order of their scores.
-      text: the tokens above the root.
+      follow: function that runs the authors' code.
+      tokens: tokens that can be drafted, in the order of their scores.
+      text: tokens before the root.
       root: the first token of every path.
     """
     beams: list[tuple[float, list[int]]] = [(0.0, [root])]

@@ -53,7 +53,7 @@ class Golden:
 
 
 def draw_head(model: torch.nn.Module) -> None:
-    """Draw random weights; the sequential head's have the same scale as the layers'."""
+    """Draw random weights; those of the sequential head have the same scale as the layers'."""
     draw(model, 0.25)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -182,9 +182,10 @@ def deepspec(target: LlamaForCausalLM, variant: str) -> Golden:
 
 
 def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
-    """A head of the code of vLLM's speculators, with 40 draft tokens.
+    """A head of the code of vLLM's speculators, with 40 draftable tokens.
 
-    Of "dspark" the root's place predicts; of "bonus" it does not, as of "dflash".
+    In the variant "dspark" the place of the root predicts a token; in "bonus" and "dflash" it does
+    not.
     """
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.dflash import core

@@ -1,13 +1,13 @@
-"""Make tiny checkpoints of every model family, and what Hugging Face says about them.
+"""Make tiny checkpoints of every model family, with outputs of Hugging Face's models.
 
-Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md names the
-versions. The commands, from the root of the repository:
+This needs PyTorch and transformers, which the project itself does not need; tests/goldens/README.md
+names the versions. The commands, from the root of the repository:
 
     torchenv/bin/python tools/goldens/checkpoints.py families
     transformers4env/bin/python tools/goldens/checkpoints.py configs
 
-`families` is every family and variation. With `configs` no model is made: each family's folder gets
-the `config.json` of the installed transformers beside its own, named after the major version.
+`families` makes every family and variation. `configs` makes no model: the folder of each family
+gets the `config.json` of the installed transformers beside its own, named after the major version.
 """
 
 # pyright: reportMissingImports=false
@@ -27,14 +27,14 @@ FOLDER = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 MAJOR = transformers.__version__.partition(".")[0]
 # Every greedy choice leads its runner-up by this many logits, so that rounding cannot flip one.
 SMALLEST_LEAD = 0.03
-# The text has this many different tokens: a loop of three would say little.
+# Minimum number of distinct tokens in the text: a loop of three tokens would test little.
 FEWEST_TOKENS = 9
-# Without the variation that a checkpoint is for, the largest logit changes by this share.
+# Minimum relative change of the largest logit if the variation of a checkpoint is left out.
 SMALLEST_CHANGE = 0.05
 
 
 class Family(NamedTuple):
-    """A checkpoint of a family: what differs from `SHAPE`, and what its variations replace.
+    """A checkpoint of a family: its differences from `SHAPE`, and the values of its variations.
 
     `families.json` holds them all.
     """
@@ -83,7 +83,7 @@ def save_model(folder: str, config: Any, seed: int, dtype: str) -> None:
 
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    # transformers starts norms at ones and biases at zeros, which hides one never applied.
+    # transformers starts norms at ones and biases at zeros, which would hide a missing one.
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -120,7 +120,7 @@ def greedy(model: Any, prompt: Any, count: int) -> tuple[Any, Any, float]:
 
 
 def keep(scratch: str, folder: Path) -> None:
-    """Replace a golden's folder; it has no generation settings of its own to carry."""
+    """Replace the folder of a golden; generation settings are not kept."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(scratch, folder, ignore=shutil.ignore_patterns("generation_config.json"))
 
@@ -131,11 +131,11 @@ def ids(tokens: Any) -> np.ndarray:
 
 
 def make_family(family: Family) -> None:
-    """A folder with its answers in `answers.npz`, of the first seed with a clear, varied text."""
+    """Make a folder with `answers.npz`, from the first seed with a clear and varied text."""
     import torch
 
     for seed in range(1000):
-        # One of its own for each seed: a model changes the configuration that it is made of.
+        # Each seed needs its own configuration, because a model changes the one it is made from.
         config = make_config(family.model_type, family.changes)
         plain = make_config(family.model_type, family.changes | family.without)
         generator = torch.Generator().manual_seed(1000 + seed)
@@ -159,7 +159,7 @@ def make_family(family: Family) -> None:
 
 
 def main() -> None:
-    """Make what the one argument names."""
+    """Make what the argument names."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     what = sys.argv[1]

@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parents[2] / "tests/goldens/eagle"
 V, U, D, LAYERS = 60, 40, 16, 8
 LENGTHS = (1, 63, 64, 65, 300)
 # EAGLE-2's tree: `top_k`, `depth` and `total_tokens` of SafeAILab's code.
-# With as many nodes below the root as children of a node, the limit on these changes nothing.
+# The limit on a node's children equals the number of nodes below the root, so it has no effect.
 TREE = {"top_k": 10, "depth": 3, "total_tokens": 11}
 SIZES = {
     "vocab_size": V,
@@ -47,16 +47,16 @@ Logits = Callable[[list[int], list[int]], np.ndarray]
 
 @dataclass
 class Golden:
-    """A head of one dialect: its files, and what its authors' code makes of it.
+    """A head of one dialect: its files, and the outputs of its authors' code.
 
     Attributes:
-      name: of its folder.
-      config: what `config.json` states.
-      weights: by their names in the file.
-      logits: from the tokens of a text and those of a chain below it, of which the first is the
+      name: name of the folder.
+      config: fields of `config.json`.
+      weights: weights by their names in the file.
+      logits: function from the tokens of a text and of a chain after it, which begins with the
         root, to the scores after each token of the chain.
-      tree: from a text and its root to the tokens and parents of the tree; None where the authors'
-        code grows none.
+      tree: function from a text and its root to the tokens and parents of the tree; None if the
+        authors' code grows no tree.
       torch_file: whether the weights are written as `pytorch_model.bin`.
     """
 
@@ -69,7 +69,7 @@ class Golden:
 
 
 def make_target() -> LlamaForCausalLM:
-    """A target with random weights, each a number that bfloat16 holds."""
+    """A target with random weights, which bfloat16 represents exactly."""
     torch.manual_seed(0)
     config = LlamaConfig(
         **SIZES,
@@ -88,7 +88,7 @@ def make_target() -> LlamaForCausalLM:
 
 
 def draw(model: torch.nn.Module, scale: float) -> None:
-    """Random weights, norms around 1; a larger scale makes scores that tell tokens apart."""
+    """Draw random weights and norms around 1; with a larger scale, scores differ more."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape) * scale
@@ -111,7 +111,7 @@ USUAL = (2, LAYERS // 2, LAYERS - 3)
 
 
 def tables(count: int = U) -> dict[str, torch.Tensor]:
-    """A third of the tokens cannot be drafted."""
+    """Tables in which a third of the tokens cannot be drafted."""
     chosen = torch.randperm(V, generator=torch.Generator().manual_seed(1))[:count].sort().values
     marked = torch.zeros(V, dtype=torch.bool)
     marked[chosen] = True
@@ -191,7 +191,7 @@ def safeailab(target: LlamaForCausalLM, version: int, variant: str) -> Golden:
         ids = torch.tensor([[*text, root]])
         tokens, _, mask, _ = model.topK_genrate(read(text), ids, target.lm_head, None)
         above = mask[0, 0].numpy().astype(bool) & ~np.eye(len(tokens[0]), dtype=bool)
-        # A node's parent is the last of those above it.
+        # The parent of a node is the last of its ancestors.
         parents = [np.flatnonzero(row)[-1] if row.any() else 0 for row in above]
         return tokens[0].numpy(), np.asarray(parents)
 
@@ -236,7 +236,7 @@ def specforge(target: LlamaForCausalLM, variant: str) -> Golden:
     inputs = USUAL
     if variant == "fc_norm":
         stated["fc_norm"] = True
-        # Outputs of layers: SGLang, which the layout is for, adds 1.
+        # The numbers are those of layer outputs; SGLang, for which the layout is made, adds 1.
         stated["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}
         inputs = (1, 3, 6)
         stated["rope_scaling"] = {
@@ -293,7 +293,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
     sizes |= {"attention_bias": variant == "llama"}
     kind = LlamaConfig if variant == "llama" else Qwen3Config
     layer = kind(**sizes, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-    # With "eager" the masks of their later rounds hide nothing: they are made for booleans.
+    # With "eager", the masks of the later rounds would hide nothing, because they are booleans.
     layer._attn_implementation = "sdpa"
     flags = {
         # The same as in RedHat's heads for Qwen3.
@@ -328,7 +328,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
         """The authors' training forward pass, as above; the scores are the outputs of `lm_head`."""
         heard.clear()
         whole, count = [*text, *chain], len(text)
-        # Tokens of later rounds are taken from behind the text.
+        # Tokens of later rounds are taken from after the text.
         more = len(chain) - 1
         states = fused(hidden_of(target, text), inputs)
         states = torch.cat([states, torch.zeros(1, more, states.shape[-1])], dim=1)
@@ -466,7 +466,7 @@ def main() -> None:
     target = make_target()
     folder = FOLDER / "target"
     folder.mkdir(parents=True, exist_ok=True)
-    # A copy: the rotary frequencies would be rounded too.
+    # Round a copy, because the rotary frequencies would be rounded too.
     deepcopy(target).bfloat16().save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     draws = torch.Generator().manual_seed(3)

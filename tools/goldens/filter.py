@@ -27,9 +27,9 @@ from transformers import (
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 SEED = 47
 MAX_DRAWS = 10_000
-# A golden only means something when rounding cannot flip a choice. A row is drawn again until no
-# sum of probabilities comes this close to a top_p, and no score to a min-p threshold (there, per
-# unit of the largest score).
+# Rounding must not be able to flip a choice of a golden. So a row is drawn again until no sum of
+# probabilities is this close to a top_p, and no score this close to a min-p threshold (relative to
+# the largest score).
 SMALLEST_MASS = 1e-5
 SMALLEST_GAP = 2e-6
 
@@ -60,7 +60,7 @@ def all_settings(V: int) -> list[Setting]:
 
 
 def spread(V: int, deviation: float) -> RowMaker:
-    """Scores without ties: flat for a small deviation, peaked for a large one."""
+    """Scores without ties, which are flat for a small deviation and peaked for a large one."""
     return lambda random: deviation * random.normal(size=V)
 
 
@@ -76,7 +76,7 @@ def groups(*sizes_and_scores: tuple[int, float]) -> RowMaker:
 
 
 def tied_rows(V: int) -> list[RowMaker]:
-    """Rows with ties at the top, at the bottom, everywhere, and wherever they fall."""
+    """Rows with ties: at the top, at the bottom, everywhere, and in random places."""
     return [
         groups((V, 1.5)),
         groups((1, 3.0), (V - 1, 1.0)),
@@ -90,9 +90,9 @@ def tied_rows(V: int) -> list[RowMaker]:
 
 
 def is_clear(scaled: np.ndarray, setting: Setting) -> bool:
-    """Whether no token's choice under top-p or min-p depends on the last bits of float32."""
+    """Whether no choice of a token under top-p or min-p depends on the last bits of float32."""
     ordered = -np.sort(-scaled.astype(np.float64))
-    # where each score is met first, the highest score left out: it is always kept
+    # The first index of each score, without the highest score, which is always kept.
     firsts = np.flatnonzero(np.diff(ordered)) + 1
     if setting.top_p < 1:
         weights = np.exp(ordered - ordered[0])
@@ -109,7 +109,7 @@ def is_clear(scaled: np.ndarray, setting: Setting) -> bool:
 def draw(
     make: RowMaker, random: np.random.Generator, settings: Iterable[Setting], distinct: bool
 ) -> np.ndarray:
-    """The first float32 row that leaves no setting in doubt."""
+    """Draw rows until one is clear under all settings, and return it as float32."""
     for _ in range(MAX_DRAWS):
         row = make(random).astype(np.float32)
         scaled = {s.temperature: row / np.float32(s.temperature) for s in settings}

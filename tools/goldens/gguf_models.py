@@ -83,7 +83,7 @@ def answer(
     smallest_lead: float,
     keep: Callable[[str, torch.Tensor], Arrays],
 ) -> Arrays:
-    """Greedy texts of the first prompts without near choices, and what `keep` makes of each."""
+    """Greedy texts of the first prompts without close choices, with what `keep` returns."""
     arrays: Arrays = {}
     count = 0
     for question, prompt in prompts.items():
@@ -101,7 +101,7 @@ def answer(
 
 
 def smollm2(reader: GGUFReader, model: Any) -> Arrays:
-    """Questions in the file's template, by transformers' slow tokenizer."""
+    """Answer questions in the file's template, tokenized by the slow tokenizer of transformers."""
     tokens, merges, types = fields_of(reader, "ggml.tokens", "ggml.merges", "ggml.token_type")
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == 3]
     encode = byte_level(tokens, merges, special)["smollm"]
@@ -119,7 +119,7 @@ def smollm2(reader: GGUFReader, model: Any) -> Arrays:
 
 
 def gemma3_270m(reader: GGUFReader, model: Any) -> Arrays:
-    """Questions between Gemma's tokens for turns, a long text, and ids of lines."""
+    """Answer questions between Gemma's tokens for turns, read a long text, and tokenize lines."""
     encode = gemma_encode(reader)
 
     def keep(_: str, logits: torch.Tensor) -> Arrays:
@@ -143,9 +143,9 @@ def gemma3_270m(reader: GGUFReader, model: Any) -> Arrays:
 
 
 def gemma_encode(reader: GGUFReader) -> Encode:
-    """The vocabulary as SentencePiece's own model: BPE by scores, no space put in front."""
+    """Build SentencePiece's own model of the vocabulary: BPE by scores, without a leading space."""
     tokens, scores, types = fields_of(reader, "ggml.tokens", "ggml.scores", "ggml.token_type")
-    # llama.cpp's converter writes runs of spaces as they are, SentencePiece with its own sign.
+    # llama.cpp's converter writes runs of spaces unchanged, SentencePiece with its own symbol.
     tokens = [token.replace(" ", "\N{LOWER ONE EIGHTH BLOCK}") for token in tokens]
     types[tokens.index("<unk>")] = UNKNOWN
     proto = sentencepiece_model_pb2.ModelProto()
@@ -160,7 +160,7 @@ def gemma_encode(reader: GGUFReader) -> Encode:
 
 @torch.inference_mode()
 def main() -> None:
-    """Write the one that is named, from its file."""
+    """Write the golden that the first argument names, from the file."""
     name, path = sys.argv[1], Path(sys.argv[2])
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, torch_dtype=torch.float32

@@ -39,7 +39,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 class SmolTokenizer(GPT2Tokenizer):
-    """Every digit by itself, before GPT-2's pattern."""
+    """A tokenizer that splits off every digit, before it applies GPT-2's pattern."""
 
     def _tokenize(self, text: str) -> list[str]:
         parts = regex.findall(r"\p{N}|\P{N}+", text)
@@ -47,12 +47,12 @@ class SmolTokenizer(GPT2Tokenizer):
 
 
 def encoded(encode: Encode) -> list[int]:
-    """Checksums of what a tokenizer makes of the lines."""
+    """Checksums of the token ids of the lines."""
     return digests(map(encode, mixed_lines()))
 
 
 def byte_level(tokens: list[str], merges: list[str], special: list[str]) -> dict[str, Encode]:
-    """The slow tokenizers of transformers and OpenAI's, by the name of the pre-tokenizer."""
+    """The slow tokenizers of transformers and OpenAI's tokenizer, by name of the pre-tokenizer."""
     encoders = {"llama-bpe": openai(tokens, merges, special)}
     with tempfile.TemporaryDirectory() as folder:
         vocabulary, listed = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
@@ -76,7 +76,10 @@ def byte_level(tokens: list[str], merges: list[str], special: list[str]) -> dict
 
 
 def openai(tokens: list[str], merges: list[str], special: list[str]) -> Encode:
-    """Ranks are ids there: tokens are numbered by their merges, and renumbered at the end."""
+    """Build OpenAI's tokenizer, in which the rank of a token is its id.
+
+    Tokens are numbered by their merges, and renumbered at the end.
+    """
     characters = {chr(c): b for b, c in byte_characters().items()}
     ordered = [*characters, *(merge.replace(" ", "") for merge in merges)]
     ranks = {bytes(characters[c] for c in token): rank for rank, token in enumerate(ordered)}
@@ -96,7 +99,7 @@ def openai(tokens: list[str], merges: list[str], special: list[str]) -> Encode:
 
 
 def byte_characters() -> dict[int, int]:
-    """GPT-2's characters for bytes: printable ones are themselves."""
+    """GPT-2's characters for bytes; printable characters stand for themselves."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: byte for byte in printable} | {byte: 256 + i for i, byte in enumerate(others)}
@@ -117,10 +120,10 @@ def small_byte_level() -> tuple[list[str], list[str]]:
 
 
 def small_sentencepiece(prefixed: bool) -> tuple[dict[str, Any], Encode]:
-    """BPE, digits by themselves, bytes for unknown characters.
+    """Train a small BPE vocabulary with single digits, and with bytes for unknown characters.
 
-    With a space in front of every text as Llama 2's, or without as Gemma's, which also has symbols
-    that are never divided.
+    If `prefixed`, every text gets a leading space, as with Llama 2. Otherwise it gets none, as with
+    Gemma, and the vocabulary also has symbols that are never divided.
     """
     symbols = [] if prefixed else USER_DEFINED
     content = io.BytesIO()
@@ -162,7 +165,10 @@ def small_sentencepiece(prefixed: bool) -> tuple[dict[str, Any], Encode]:
 
 
 def sentencepiece_encode(processor: sentencepiece.SentencePieceProcessor, control: str) -> Encode:
-    """SentencePiece knows no control tokens in texts: what is between them is encoded."""
+    """Encode texts with control tokens, which SentencePiece does not know in texts.
+
+    The parts between control tokens are encoded separately.
+    """
 
     def encode(line: str) -> list[int]:
         ids = []
@@ -175,7 +181,7 @@ def sentencepiece_encode(processor: sentencepiece.SentencePieceProcessor, contro
 
 
 def main() -> None:
-    """Write both files, or the one that needs no model."""
+    """Write both files, or only the file that needs no model."""
     FOLDER.mkdir(exist_ok=True)
     tokens, merges = small_byte_level()
     llama, encode_llama = small_sentencepiece(prefixed=True)

@@ -1,11 +1,4 @@
-"""Make tests/goldens/hydra: what the authors of Hydra heads compute with them.
-
-Their code is imported from a clone at the given path, never copied; target and text are those of
-tests/goldens/eagle. Run in the environment that tests/goldens/README.md describes, with a clone of
-the commit named there:
-
-    torchenv/bin/python tools/goldens/hydra_heads.py --hydra Hydra
-"""
+"""Make tests/goldens/hydra: the outputs of the authors' code for Hydra heads."""
 
 import argparse
 import json
@@ -48,7 +41,7 @@ def write(name: str, target: LlamaForCausalLM, text: list[int], chain: list[int]
         "base_model_name_or_path": "target",
         "hidden_state_offset": 0,
         "transformers_version": "4.36.2",
-        # Not of Llama's first models, which published heads are for.
+        # Published heads are for the first Llama models, which have another epsilon.
         "rms_norm_eps": target.config.rms_norm_eps,
         **VARIANTS[name],
     }
@@ -84,7 +77,7 @@ def write(name: str, target: LlamaForCausalLM, text: list[int], chain: list[int]
     shared: dict[int, torch.Tensor] = {}
     weights = {}
     for key, value in head.state_dict().items():
-        # Names of one weight share its storage there too.
+        # In the authors' files, too, several names of a weight share its storage.
         cast = value if "inv_freq" in key else shared.setdefault(value.data_ptr(), value.bfloat16())
         weights[key] = cast
     torch.save(weights, folder / "hydra_lm_head.pt")

@@ -25,7 +25,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Alike for short and long texts, so that there is one answer.
+# The divisors are the same for short and long texts, so that there is only one answer.
 DIVISORS = [1.0, 1.1, 1.3, 1.8, 2.5, 3.0, 3.5, 4.0]
 LONGROPE = {"rope_type": "longrope", "short_factor": DIVISORS, "long_factor": DIVISORS}
 ORIGINAL = {"original_max_position_embeddings": 64}
@@ -59,9 +59,9 @@ CASES: list[dict[str, Any]] = [
 
 
 def answer(stated: dict[str, Any]) -> dict[str, Any]:
-    """The fields, and what `LlamaRotaryEmbedding` makes of them."""
+    """The fields, with the frequencies that `LlamaRotaryEmbedding` computes from them."""
     base = {"rope_theta": 5000.0, "max_position_embeddings": CONTEXT}
-    values = json.loads(json.dumps(base | stated))  # transformers changes what it gets
+    values = json.loads(json.dumps(base | stated))  # transformers changes its arguments
     rotary = LlamaRotaryEmbedding(
         LlamaConfig(hidden_size=2 * WIDTH, num_attention_heads=2, num_hidden_layers=1, **values)
     )

@@ -1,10 +1,10 @@
-"""Make tool_calls.json: what the parsers of vLLM and SGLang read in answers that call tools.
+"""Make tool_calls.json: the calls that the parsers of vLLM and SGLang read in answers.
 
     ENV/bin/python tools/goldens/tool_calls.py VLLM SGLANG
 
-The arguments are folders with the unpacked wheels of vLLM 0.33.0 and SGLang 0.5.23, of which the
-parsers alone are loaded; ENV has partial-json-parser, orjson, regex, openai and pydantic. vLLM's
-parser of Mistral's calls needs the rest of vLLM, so that SGLang's alone reads those.
+The arguments are folders with the unpacked wheels of vLLM 0.33.0 and SGLang 0.5.23, of which only
+the parsers are loaded. ENV has partial-json-parser, orjson, regex, openai and pydantic. vLLM's
+parser for Mistral's calls needs the rest of vLLM, so only SGLang's parser reads these.
 """
 
 import importlib.machinery
@@ -22,14 +22,17 @@ NAMES = ("get_weather", "add", "search-web", "write_file", "now")
 
 
 class Record(SimpleNamespace):
-    """Stands for every class of the two servers that their parsers fill or annotate with."""
+    """A stand-in for the classes of the two servers that their parsers use."""
 
     def __class_getitem__(cls, item: Any) -> Any:
         return cls
 
 
 class Stubs:
-    """Finds modules of the two servers that are not in the folders: all names are `Record`."""
+    """A finder of modules of the two servers that are not in the folders.
+
+    Every name in such a module is `Record`.
+    """
 
     def find_spec(self, name: str, *_: Any) -> Any:
         if name.partition(".")[0] in ("vllm", "sglang"):
@@ -90,7 +93,7 @@ def answers(style: str) -> list[str]:
     texts += [wrapped(style, [call], ensure_ascii=True) for call in given[1:3]]
     texts += [wrapped(style, [given[i], given[j]]) for i, j in itertools.combinations(range(5), 2)]
     texts += [wrapped(style, given[:4]), wrapped(style, [given[3]] * 2)]
-    if style != "llama3":  # whose calls come first or not at all
+    if style != "llama3":  # calls of this style only come first
         texts += [f"Let me see.\n{text}" for text in one[:4]]
     texts += [
         "No tool is needed: it is 4 o'clock.",
@@ -122,7 +125,7 @@ def answers(style: str) -> list[str]:
 
 
 def wrapped(style: str, calls: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Calls as a target of this style writes them."""
+    """Write calls as a target of this style does."""
     key = "parameters" if style == "llama3" else "arguments"
     written = [
         json.dumps({"name": name, key: given}, ensure_ascii=ensure_ascii, **options)
@@ -173,7 +176,7 @@ def parsers(vllm: str, sglang: str) -> dict[str, list[tuple[str, Any]]]:
         def parse(text: str) -> list[Any]:
             told = kind(tokenizer).extract_tool_calls(text, None).tool_calls
             calls = [[one.function.name, json.loads(one.function.arguments)] for one in told]
-            # Calls of tools that were not offered are calls there.
+            # This parser also reads calls of tools that were not offered.
             return [call for call in calls if call[0] in NAMES]
 
         return parse
@@ -192,7 +195,7 @@ def parsers(vllm: str, sglang: str) -> dict[str, list[tuple[str, Any]]]:
 
 
 def main() -> None:
-    """Write the golden; where the two parsers differ, both of their readings."""
+    """Write the golden; where the two parsers differ, write both readings."""
     sys.meta_path.append(Stubs())
     golden: dict[str, Any] = {"names": NAMES, "styles": {}}
     for style, own in parsers(*sys.argv[1:]).items():

@@ -27,7 +27,7 @@ _CODE = ("redrafter_jax", "pallas_kernels", "eval", "tools/gpu")
 
 
 def measure(settings: argparse.Namespace) -> int:
-    """Run the pieces that have no file yet; returns exit code 1 if one failed or is wrong.
+    """Run the pieces that have no file yet; return exit code 1 if one failed or is wrong.
 
     Raises:
       InputError: packages that every piece needs are missing, or the files are from several GPUs.
@@ -49,7 +49,7 @@ def measure(settings: argparse.Namespace) -> int:
         if piece.name in left_out or _record(path, kind) is not None:
             continue
         if settings.minutes is not None and time.monotonic() - started > 60 * settings.minutes:
-            print(f"time is up; the same command goes on with {piece.name}", flush=True)
+            print(f"time is up; the same command resumes with {piece.name}", flush=True)
             break
         if not _run(piece, path, kind, settings):
             failed = True
@@ -75,7 +75,7 @@ def _why_left_out(piece: Piece, settings: argparse.Namespace) -> str | None:
 
 
 def _kind(*, small: bool) -> dict[str, Any]:
-    """The digest of the code and the kind of shapes, by which a file counts as up to date."""
+    """The digest of the code, and the kind of shapes; a file is up to date if both are the same."""
     digest = hashlib.sha256()
     for path in sorted(one for part in _CODE for one in (_ROOT / part).rglob("*.py")):
         digest.update(path.read_bytes())
@@ -92,7 +92,7 @@ def _record(path: Path, kind: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _run(piece: Piece, path: Path, kind: dict[str, Any], settings: argparse.Namespace) -> bool:
-    """Run a piece in a separate process; returns whether it has written its file."""
+    """Run a piece in a separate process; return whether it has written its file."""
     output = path.with_suffix(".new")
     output.unlink(missing_ok=True)
     arguments = [*((piece.small or ()) if settings.small else piece.arguments)]
@@ -129,8 +129,10 @@ def _run(piece: Piece, path: Path, kind: dict[str, Any], settings: argparse.Name
 def _write_page(
     settings: argparse.Namespace, kind: dict[str, Any], left_out: dict[str, str]
 ) -> str:
-    """Write the page and one JSON file of all records to the output folder and the
-    documentation."""
+    """Write the page and one JSON file of all records.
+
+    Both are written to the output folder, and the page also to the documentation.
+    """
     paths = {piece.name: settings.output / f"{piece.name}.json" for piece in PIECES}
     found = {name: record for name, path in paths.items() if (record := _record(path, kind))}
     if not found:
@@ -155,7 +157,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder of pieces")
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"), help="of the page")
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct, a folder or GGUF file")
-    parser.add_argument("--minutes", type=float, help="begin no piece after so many minutes")
+    parser.add_argument("--minutes", type=float, help="minutes after which no piece is begun")
     parser.add_argument("--only", nargs="+", choices=[piece.name for piece in PIECES])
     parser.add_argument("--small", action="store_true", help="small shapes, for a CPU too")
     sys.exit(measure(parser.parse_args()))

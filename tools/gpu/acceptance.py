@@ -35,7 +35,7 @@ _TEXT = 0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ForcedDrafter(Drafter):
-    """A wrapper of a drafter that forces the depth of the accepted path.
+    """A drafter that wraps another one and forces the depth of the accepted path.
 
     Attributes:
       inner: the drafter that drafts.
@@ -93,7 +93,7 @@ def without_scores(target: Target) -> Target:
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """Measure a row for each depth: tokens per step, time per step, and speed-up."""
+    """Measure one row for each depth: tokens per step, time per step, and speed-up."""
     shape, size = ("small", SMALL) if settings.small else ("llama_3_1_8b", FULL)
     target, drafter = make_pair(shape)
     target = without_scores(target)

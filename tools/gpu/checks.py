@@ -11,7 +11,7 @@ from tools.gpu.measured import run_piece
 
 def main() -> None:
     """Run the tests and write their result."""
-    # Run pytest before this process opens the device, since JAX takes most of its memory.
+    # Run pytest before this process opens the device, because JAX takes most of its memory.
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-q"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     sys.stdout.write(ended.stdout)

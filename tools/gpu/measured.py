@@ -1,4 +1,4 @@
-"""Common parts of the programs of all pieces: arguments, device check, and output file."""
+"""The parts that the programs of all pieces share: arguments, device check, and output file."""
 
 import argparse
 import json
