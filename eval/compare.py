@@ -299,7 +299,7 @@ def _add_costs(case: dict[str, Any], name: str, nodes: int, weights: int, per_to
 
 
 def training_seeds(drafters: Iterable[str]) -> dict[str, int]:
-    """The training seeds of those drafters whose folder of the training run is known."""
+    """The seeds of the training runs of drafters, as far as the folder of the run is known."""
     seeds = {}
     for drafter in drafters:
         path = Path(drafter).parent / "config.yaml"

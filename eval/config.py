@@ -158,7 +158,7 @@ class CompareSettings(RowSettings, TargetSettings):
         for name, times in (("repeats", self.repeats), ("warm_ups", self.warm_ups)):
             if not self.clock and times > 1:
                 raise ValueError(
-                    f"{name} is {times}, but with clock=false every run counts the same; "
+                    f"{name} is {times}, but with clock=false all runs have equal counts; "
                     f"set {name}=1 or clock=true"
                 )
         return self
@@ -182,12 +182,12 @@ class TuneSettings(RowSettings, PairSettings):
     Attributes:
       dtype: dtype of both models' parameters.
       trees: grids of candidate trees.
-      batch_sizes: numbers of prompts decoded together, each in turn; None is those of 1, 2, 4 and 8
-        for which there are enough prompts.
+      batch_sizes: numbers of prompts decoded together, each measured in turn. None takes 1, 2, 4
+        and 8, as far as there are enough prompts.
       samplings: sampling settings with different temperatures, each in turn.
-      entrants: number of trees, of very different sizes, in the first round; half as many trees
-        similar to the best join in the second round, and a quarter in the third, at least
-        `finalists` each time.
+      entrants: number of trees in the first round, which have very different sizes. In the second
+        round, half this number of trees join that are similar to the best trees, and in the third
+        round a quarter; at least `finalists` trees join each time.
       finalists: number of trees that are measured in all pairs; the fastest of them is chosen.
       pairs: number of paired runs of a finalist and the baseline; every pair decodes another batch
         until all have been decoded. None is one pair per batch, and at least eight.
@@ -243,9 +243,9 @@ class Tolerances(Settings):
     Forward passes of different shapes over the same tokens differ by rounding. For the demo's
     target, whose logits reach 17, a logit differs by up to 1.4e-5 in float32 and 0.1 in bfloat16,
     so a gap between two logits differs by at most 2.8e-5 and 0.2. Rounding grows in proportion to
-    the logits; the defaults are sufficient for logits up to 60 in float32 and 21 in bfloat16. Wider
-    tolerances hide bugs: in the demo's texts, the two best tokens are closer than 0.25 at 4% of the
-    greedy choices and at 16% of those at temperature 1.
+    the logits. The defaults are sufficient for logits up to 60 in float32 and up to 21 in bfloat16.
+    Wider tolerances hide bugs: in the demo's texts, the two best tokens are closer than 0.25 in 4%
+    of the choices when decoding is greedy, and in 16% at temperature 1.
     """
 
     float32: float = Field(default=1e-4, gt=0)

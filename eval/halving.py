@@ -20,7 +20,7 @@ _TRYING, _FEWEST_TURNS = 0.6, 4
 
 @dataclass
 class Tried:
-    """A measured tree, and its speed-ups over the baseline by turn."""
+    """A tree that has been measured, with its speed-up over the baseline in each turn."""
 
     tree: TreeConfig
     speedups: dict[int, float] = field(default_factory=dict)
@@ -104,7 +104,10 @@ def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race
 
 
 def pick_diverse(trees: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
-    """Choose trees with the fewest and the most nodes, then repeatedly the least similar tree."""
+    """Choose trees of different kinds, starting with the smallest and the largest.
+
+    Each further tree is the one that is least similar to the trees chosen so far.
+    """
     sizes = np.stack([_sizes(tree) for tree in trees])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]
     while len(chosen) < count:

@@ -26,9 +26,10 @@ class Both(NamedTuple):
 def compile_both(
     layers: int, compile_layers: Callable[[int], Compilation], context_layers: Sequence[int] = ()
 ) -> Both:
-    """Compile a program with all L layers and with few layers; the layers cause the difference.
+    """Compile a program with all L layers, and with only a few layers.
 
-    The few layers include those whose hidden states the drafter reads.
+    The difference between the programs shows the launches of a layer. The few layers include the
+    layers whose hidden states the drafter reads.
     """
     few = max(FEW, *(layer + 1 for layer in context_layers), 0)
     other = few if few < layers else layers + 1
@@ -45,7 +46,7 @@ def count_step(
       least_bytes: minimum bytes that a step must move.
       bandwidth: memory bandwidth of the GPU, bytes per second.
       launch_microseconds: time between two dependent launches.
-      slots: S, number of cache slots, all of which attention reads; XLA's attention loops over
+      slots: S, number of cache slots. Attention reads all of them, and XLA's attention loops over
         blocks of slots.
     """
     counts, blocks = {}, -(-slots // BLOCK)

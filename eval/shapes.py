@@ -108,7 +108,7 @@ class StepsSettings(PairShape):
       trees: grids of draft trees.
       batch_sizes: numbers of rows decoded together, each in turn.
       slots: numbers of cache slots per row, each in turn; `generate` allocates multiples of 256.
-      samplings: sampling settings, each in turn; the others are compared with the first.
+      samplings: sampling settings, each measured in turn and compared with the first.
       steps: iterations per timed run of a whole step, of propose and of verify.
       short_turns: iterations per timed run of finish and of the noise, which may take microseconds.
       repeats: number of timed runs of each part, interleaved.

@@ -27,7 +27,7 @@ TREE = {
 
 
 def tree_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The sizes in `TREE`, and those of a tree's other fields that differ between rows."""
+    """The columns for the sizes in `TREE`, and for other fields that differ between rows."""
     differs = {name: len({row[name] for row in rows}) > 1 for name in TREE}
     return {name: word for name, word in TREE.items() if differs[name] or len(word) == 1}
 

@@ -50,7 +50,7 @@ class Compilation(NamedTuple):
 
 
 def why_unavailable() -> str | None:
-    """The message of the `AotUnavailableError` that `gpu_mesh` would raise; None otherwise."""
+    """The message of the error that `gpu_mesh` would raise; None if it would raise none."""
     try:
         plugin = importlib.util.find_spec("jax_plugins.xla_cuda13")
     except ModuleNotFoundError:

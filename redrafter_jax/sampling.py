@@ -341,7 +341,7 @@ def _adjust(
 ) -> Float[Array, "B M K"]:
     """Apply bias and penalties.
 
-    `seen` tells whether a token is in the text, and `counts` how often it occurs after the prompt.
+    `seen` is whether a token is in the text, and `counts` how often it occurs after the prompt.
     """
     repetition, presence, frequency = (
         one[:, None, None] for one in (controls.repetition, controls.presence, controls.frequency)

@@ -79,8 +79,8 @@ class Sampling(NamedTuple):
       seeds: random seeds; seed and absolute position are the key of a row's noise.
       adjustment: changes of the scores before temperature and filters, set within a step; None if
         no row has any (a separately compiled program).
-      allowed: whether a grammar allows a token, at each of M nodes, or after the root if M is 1;
-        None if every token is allowed (a separately compiled program).
+      allowed: whether a grammar allows a token after each of M nodes, or only after the root if M
+        is 1; None if every token is allowed (a separately compiled program).
     """
 
     temperature: Float[Array, " B"]
@@ -140,8 +140,8 @@ class TokenTree(NamedTuple):
     """Draft tokens in topological order; node 0 is the root and its own parent.
 
     Rows with fewer nodes are padded. A padding node has token -1, log-probability -inf and a mask
-    of itself alone: no other node attends to it, and its token equals no choice of the target, so
-    it is never accepted.
+    that holds only the node itself. No other node attends to it, and its token equals no choice of
+    the target, so it is never accepted.
 
     Attributes:
       tokens: the node's token; -1 for padding nodes.
@@ -196,8 +196,9 @@ class Verified(NamedTuple):
       logits: float32 scores of the token after each node; on a mesh possibly a shard of V.
       hidden: hidden states at each node, concatenated: the outputs of the requested context layers,
         then the last hidden state after the final norm.
-      keys: per layer, the keys of the nodes; more rows than N on devices that compute padded rows.
-      values: per layer, the values of the nodes; rows as in `keys`.
+      keys: per layer, the keys of the nodes. There are more rows than N on devices that compute
+        padded rows.
+      values: per layer, the values of the nodes, with the same rows as `keys`.
     """
 
     logits: Float[Array, "B N V"]
@@ -223,7 +224,7 @@ class Halfway(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The chain of nodes whose tokens the target would have chosen itself.
+    """The path of nodes whose tokens the target would have chosen itself.
 
     Attributes:
       path: nodes from the root to the deepest accepted one, which is repeated from `count` on.
@@ -275,11 +276,11 @@ class StepTrace(NamedTuple):
     """The outcome of a decode step, for drafters and for measurements.
 
     Attributes:
-      tree: the verified tree; `tree.origin` tells the source of each node.
+      tree: the verified tree; `tree.origin` holds the source of each node.
       chosen: the target's next token at every node.
       accepted: the accepted path of the tree.
-      gained: tokens that the row gained: the length of the path, fewer if the row ends within it;
-        0 if the row was done before the step.
+      gained: number of tokens that the row gained: the length of the path, or fewer if the row ends
+        within it; 0 if the row was done before the step.
     """
 
     tree: TokenTree
@@ -289,14 +290,14 @@ class StepTrace(NamedTuple):
 
 
 class DraftReads(NamedTuple):
-    """The weights that drafting one tree reads at least, for cost estimates.
+    """The minimum weights that drafting one tree reads, for cost estimates.
 
     Attributes:
       weights: parts of the drafter's parameters, each with the number of times it is read.
       projections: number of times the target's vocabulary projection of the draftable tokens is
         read.
       embeddings: rows of the target's embedding that are read per row of the batch.
-      reading: parts of the drafter's parameters that are read once more for the decided tokens, by
+      reading: parts of the drafter's parameters that are also read once for the decided tokens, by
         a drafter with layers of its own in the cache.
     """
 

@@ -13,8 +13,8 @@ Both sides decode greedily in float32 on one CPU, one prompt at a time, for ever
 number of draft rounds. Trees are built as in Apple's code (`final_beams_only`, all nodes, scores
 normalised over a beam's 50 best tokens), and decoding never stops before `--max-new-tokens`. Texts
 and numbers of target calls are compared. Then both sides are timed in turns, so that a slow minute
-of the machine affects both; the other side waits for input meanwhile. The exit code is 1 if a text
-or a number of calls differs.
+of the machine affects both. While one side is timed, the other side waits for input. The exit code
+is 1 if a text or a number of calls differs.
 """
 
 # pyright: reportMissingImports=false

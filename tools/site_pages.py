@@ -20,7 +20,7 @@ _LINK = re.compile(r"(\]\()((?!\w+:)[^)#\s]+)([^)]*\))")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages."""
+    """Add the pages for files outside docs/ to the site."""
     for source, page in _OUTSIDE.items():
         content = (_ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=content))

@@ -165,7 +165,7 @@ def draft_ahead(
     Each outcome's path is read into separate pages, so the pages of the texts do not change.
 
     Args:
-      decoder: the target, of which the embedding, final norm and vocabulary projection are used.
+      decoder: the target; its embedding, final norm and vocabulary projection are used.
       drafter: the drafter.
       rows: the drafter's rows.
       tree: the tree that the target verifies.

@@ -126,8 +126,8 @@ class Drafter(ABC):
           target: the target, whose embedding the drafter may use.
           own: the state before these tokens.
           cache: the drafter's own layers. `lengths` are `decided.start`, and the entries before it
-            are those of the same text. The entry at position i may depend on the token at i + 1.
-            The `lengths` of the returned cache are ignored.
+            were computed for the same text. The entry at position i may depend on the token at i +
+            1. The `lengths` of the returned cache are ignored.
           decided: the tokens. A row whose `count` is 0 must keep its state.
 
         Returns:

@@ -279,7 +279,7 @@ class BlockHead(HeadWeights):
     def logits(
         self, hidden: Float[Array, "... D"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores of the tokens that places predict, before any correction.
+        """Return float32 scores of the tokens that the block predicts, before any correction.
 
         On a mesh, the scores are this device's shard. With `head="target"`, `scorer` computes them.
         """

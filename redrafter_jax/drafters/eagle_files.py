@@ -98,7 +98,9 @@ def holds(shapes: Shapes) -> bool:
 
 
 def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of all dialects as one flat mapping; speculators nests those of the layer.
+    """Return the fields of all dialects as one flat mapping.
+
+    In speculators' files, the fields of the layer are nested.
 
     Raises:
       FieldError: the head is of another kind.

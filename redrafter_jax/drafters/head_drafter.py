@@ -156,7 +156,10 @@ class HeadDrafter(Drafter):
         return replace(self, borrowed=lender.projection(config.draft_tokens))
 
     def scorer(self, target: Decoder) -> Scorer | None:
-        """The target's projection to the draftable tokens; None if the head has its own."""
+        """The target's vocabulary projection to the draftable tokens.
+
+        None if the head has a projection of its own.
+        """
         if self.model.config.head != "target":
             return None
         if self.borrowed is not None:

@@ -81,7 +81,10 @@ class HydraDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B D"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B D"], KVCache]:
-        """Keep the hidden state at the last token; the layer of Hydra++ adds entries."""
+        """Keep the hidden state at the last token.
+
+        The layer of Hydra++ also adds its keys and values of every token to the cache.
+        """
         del target
         heads = self.model.merge()
         # If there are two hidden states, the first is that of the requested layer.

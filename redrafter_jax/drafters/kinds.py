@@ -76,8 +76,8 @@ class FileLayout:
         fields that `config.json` does not state, or states under other names. `own_fields` are
         checked before the call. It raises `FieldError`.
       weight_files: names of weight files besides `model.safetensors` and `pytorch_model.bin`.
-      beyond_apple: function from a configuration to those of its features that Apple's layout
-        lacks; None if Apple's code does not have this kind.
+      beyond_apple: function from a configuration to the features that Apple's layout does not
+        support; None if Apple's code does not have this kind.
     """
 
     fields: Callable[[Any], Fields]

@@ -149,8 +149,8 @@ def attend_in_rows(
     """Return the attention of training: a token attends to its own document, up to itself.
 
     In later rounds of a rollout, a position attends to its own drafted entries instead of the entry
-    of the true token. `rollout` holds the keys and values of the rounds so far; the first are those
-    of the true tokens. The backward pass recomputes the scores, which are not stored.
+    of the true token. `rollout` holds keys and values, first of the true tokens and then of each
+    round so far. The backward pass recomputes the scores, which are not stored.
     """
     within = partial(prefill_attention, segments=segments, scale=scale)
 

@@ -104,7 +104,7 @@ class Reader:
 
         Args:
           stated: fields of `config.json`, as one flat mapping.
-          tables: those of the tables `TABLES` that the files hold.
+          tables: the tables named in `TABLES`, as far as the files hold them.
 
         Raises:
           FieldError: the tables contradict each other or the fields, or are not ascending.

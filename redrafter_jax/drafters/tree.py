@@ -126,7 +126,7 @@ def share_nodes(
       total: M, number of nodes to keep; at least B.
 
     Returns:
-      The trees, and M node numbers, which begin with those of kept nodes. Node n of row b has the
+      The trees, and M node numbers; the numbers of kept nodes come first. Node n of row b has the
       number b N + n.
     """
     is_root = jnp.arange(tree.tokens.shape[1]) == 0

@@ -59,7 +59,7 @@ def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
 def beginnings(
     slots: Sequence[Row | None], admitted: Mapping[int, int], part: int, shape: tuple[int, int]
 ) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, "G S"]]:
-    """Find the rows whose first tokens are already cached, and those tokens.
+    """Find the rows whose prefix is already cached, and the tokens of this prefix.
 
     Args:
       slots: all slots.

@@ -1,6 +1,6 @@
-"""Tokens gained by target calls, as arrays, and their reported log-probabilities.
+"""Tokens gained by target calls, as arrays, with log-probabilities for reports.
 
-Log-probabilities are those of the target, before temperature, filters and noise.
+The log-probabilities are those of the target before temperature, filters and noise.
 """
 
 from math import gcd
@@ -41,10 +41,11 @@ class Gains(NamedTuple):
     Attributes:
       counts: number of tokens that each call gained; 0 for rows that were done.
       tokens: gained tokens, garbage past the counts.
-      origins: index into `SOURCES` of a token's source; -1 for the target itself.
+      origins: index in `SOURCES` of the source that proposed a token; -1 for the target itself.
       drafted: number of nodes proposed by each of the O sources, padding excluded.
       scores: log-probabilities of the tokens; None if not requested.
-      prompt: log-probabilities of the tokens after those of a chunk; None if not requested.
+      prompt: log-probabilities of the prompt tokens that follow the tokens of a chunk; None if not
+        requested.
     """
 
     counts: Int[Array, "*places"]

@@ -28,7 +28,7 @@ Prompts: TypeAlias = str | Sequence[Any] | np.ndarray | jax.Array | Mapping[str,
 
 
 class Batch(NamedTuple):
-    """Prompts that are decoded together, with their settings, which `generate` documents."""
+    """Prompts that are decoded together, with their settings; `generate` documents the fields."""
 
     prompts: list[list[int]]
     max_new_tokens: PerRow[int]

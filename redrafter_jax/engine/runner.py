@@ -29,7 +29,7 @@ class Run(NamedTuple):
     """A program that has been started on the device.
 
     Attributes:
-      slots: slot at each place of the batch; the slot tells the request.
+      slots: slot at each place of the batch, which identifies the request.
       result: the gains, and which rows have ended; the arrays are still on the device.
       program: batch size and tree of a decode program; None for a prefill pass.
       began: time of dispatch in seconds; None if the program is not timed.

@@ -90,7 +90,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The fields of the object in a JSON file.
+    """Return the fields of the JSON object in a file.
 
     Raises:
       InputError: the file is missing, cannot be read, is not JSON, or does not hold an object.

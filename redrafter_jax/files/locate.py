@@ -39,7 +39,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def locate(name: str | Path) -> Path:
-    """The path of a model, as `resolve` finds it.
+    """Return the path of a model, which `resolve` finds, after checking the folder.
 
     Raises:
       InputError: the errors of `resolve`, or the folder holds an adapter or a subfolder with a

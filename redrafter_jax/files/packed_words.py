@@ -34,8 +34,8 @@ class Packing(NamedTuple):
     """How the words of a folder are packed.
 
     Attributes:
-      by_inputs: whether a word holds the codes of eight inputs, as in GPTQ; otherwise those of
-        eight outputs, as in AWQ.
+      by_inputs: True if a word holds the codes of eight inputs, as in GPTQ; False if it holds the
+        codes of eight outputs, as in AWQ.
       group_size: number of inputs per scale; -1 for all inputs.
       zero_offset: number to add to the stored zero points.
       symmetric: whether every zero point is 8, so that no minima are needed.

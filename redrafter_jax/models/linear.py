@@ -85,7 +85,7 @@ def by_rows(
 def read_rows(
     table: Weight, rows: Int[Array, "..."], size: int, dtype: DTypeLike
 ) -> Float[Array, "... D"]:
-    """Read rows of a table, of which this device may hold a shard.
+    """Read rows of a table; on a mesh, this device may hold only a shard of the table.
 
     Args:
       table: the whole table, or this device's shard.

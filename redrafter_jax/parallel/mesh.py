@@ -86,7 +86,7 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None:
-    """Refuse a mesh that does not divide the sizes that it splits.
+    """Refuse a mesh that splits heads, feed-forward width or vocabulary unevenly.
 
     `name` is the name of the model in the error.
     """

@@ -94,7 +94,10 @@ def broadcast_from_first(values: np.ndarray) -> np.ndarray:
 
 
 def bytes_from_first(content: bytes) -> bytes:
-    """Return the bytes of the first process on all processes; the others' argument is ignored."""
+    """Return the bytes of the first process on all processes.
+
+    The argument of the other processes is ignored.
+    """
     size = broadcast_from_first(np.asarray(len(content)))
     padded = np.frombuffer(content.ljust(int(size), b"\0"), np.uint8)
     return broadcast_from_first(padded).tobytes()

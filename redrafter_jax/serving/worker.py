@@ -27,7 +27,7 @@ class News(NamedTuple):
     """An event of the engine, for one of several requests that were submitted together.
 
     Attributes:
-      request: index of the request among those that were submitted together.
+      request: index of the request among the requests that were submitted together.
       event: the engine's event.
       cached: number of the prompt's tokens that were already cached.
     """
@@ -43,7 +43,7 @@ EventQueue = asyncio.Queue[list[News] | Exception]
 
 
 class EngineFailedError(Exception):
-    """The error after the engine has failed or was closed: it decodes nothing more."""
+    """The error for a request after the engine has failed or was closed."""
 
 
 class _Asker(NamedTuple):
@@ -51,7 +51,7 @@ class _Asker(NamedTuple):
 
     Attributes:
       event_queue: the queue for its events.
-      request: index of the request among those that were submitted together.
+      request: index of the request among the requests that were submitted together.
       came: arrival time on the monotonic clock, in seconds.
       cached: number of the prompt's tokens that were already cached, once the request has a slot.
     """

@@ -207,7 +207,8 @@ class DrafterShape(_KindFields):
         count = self.count_draft_tokens(target.vocab_size)
         if count is not None and count > target.vocab_size:
             raise InputError(
-                f"drafter.draft_vocab_size is {count}; the target has {target.vocab_size} tokens."
+                f"drafter.draft_vocab_size is {count}, but the target has {target.vocab_size} "
+                "tokens; give that number or fewer."
             )
         if draft_tokens is None and count is not None:
             draft_tokens = tuple(range(count))

@@ -161,7 +161,7 @@ class Matcher:
         return self._mask
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, as far as each is the only allowed token; at most `most`."""
+        """The next tokens, while only one token is allowed at each step; at most `most` tokens."""
         return self._matcher.compute_ff_tokens()[:most]
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Int[np.ndarray, "N words"]:

@@ -122,7 +122,10 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
 
 
 def rows_decoded(prompts: Sequence[Prompt]) -> list[int]:
-    """The numbers of rows that are decoded together: for each turn, and for all turns together."""
+    """Return all numbers of rows that may be decoded together.
+
+    These are the number of rows of each turn, and the number of rows of all turns together.
+    """
     turns = Counter(turn for prompt in prompts for turn, _ in enumerate(prompt.turns))
     return [*turns.values(), turns.total()]
 

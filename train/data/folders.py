@@ -12,7 +12,7 @@ from .types import Text
 
 
 def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Text]:
-    """Read the training files of a folder, or the held-out ones, sorted by path.
+    """Read the training files of a folder, or the held-out files, sorted by path.
 
     Raises:
       InputError: the errors of `find_texts`, or a file cannot be read or is not UTF-8.

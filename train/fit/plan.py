@@ -81,8 +81,8 @@ class FitPlan(Settings):
       answer_tokens: maximum number of tokens of a written answer.
       tokens: number of tokens with loss that the target writes, or has written.
       ending: seconds reserved for the tuner and the report.
-      prompts: number of held-out texts for measuring the head; the tuner gets half as many
-        additional ones.
+      prompts: number of held-out texts for measuring the head; the tuner gets half this number of
+        further texts.
       new_tokens: number of new tokens per prompt when the head is measured.
       steps: number of training steps; None before the texts are read.
       spent: seconds that all runs of this fit have taken.

@@ -70,7 +70,8 @@ class TurnEncoder(NamedTuple):
 class Row(NamedTuple):
     """Tokens that the target read or, where the mask is 1, wrote.
 
-    The row has `answers` answers, of which `cut` were cut by their limit.
+    `answers` is the number of answers in the row, and `cut` the number of answers that their limit
+    has cut.
     """
 
     tokens: list[int]
@@ -156,7 +157,7 @@ def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: b
 
 
 def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: object) -> JsonRows:
-    """The rows of a conversation as the output states them, each with the fields of `more`."""
+    """Return the rows of a conversation in the output's format, each with the fields of `more`."""
     return [
         item.identity
         | {"row": number, "rows": len(rows), "answers": row.answers, "cut": row.cut}

@@ -60,10 +60,10 @@ def run_sessions(
 ) -> Iterator[Result]:
     """Run many sessions together and yield their results in order.
 
-    Up to twice as many sessions as slots are open, so that a free slot always finds a waiting
-    request. `is_late` is called every few decode steps; once it returns True, every session
-    receives the tokens decoded so far as if its limit were reached, and sessions that request more
-    return `unfinished`. `on_end` is called as soon as a session ends, possibly before its turn.
+    There are up to two open sessions per slot, so that a free slot always finds a waiting request.
+    `is_late` is called every few decode steps. Once it returns True, every session receives the
+    tokens decoded so far as if its limit were reached, and sessions that request more return
+    `unfinished`. `on_end` is called as soon as a session ends, possibly before its turn.
 
     Raises:
       InputError: the target's logits are not finite.

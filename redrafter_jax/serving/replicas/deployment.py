@@ -47,7 +47,7 @@ class Endpoint:
 
 
 class GuardedFront:
-    """The deployment of the endpoint, which is one process; all streams end if it is lost."""
+    """The deployment of the endpoint, which is one process; if it is lost, all streams end."""
 
     def __init__(self, engines: Any, endpoint: Endpoint, max_body: int) -> None:
         front = Front(engines)
