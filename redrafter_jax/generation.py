@@ -101,8 +101,9 @@ def generate(
         autoregressive decoding.
       prompts: token ids: a ragged list of lists or of arrays, an array [B T], or the unpadded
         result of a tokenizer of transformers, for example of `apply_chat_template(turns)`. With
-        `tokenizer` also a conversation (a list of turns such as `{"role": "user", "content":
-        "Hi"}`), a text to continue, or a list of conversations or texts.
+        `tokenizer` also a conversation (a list of turns such as
+        `{"role": "user", "content": "Hi"}`), a text to continue, or a list of conversations or
+        texts.
       max_new_tokens: maximum number of new tokens: one number for all rows, or one per row.
       tree: the shape of the drafted trees, or a table of the fastest shapes from `load_tree_table`.
         None uses the drafter's default: `TreeConfig()` for a head, a chain for a model.

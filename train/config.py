@@ -204,18 +204,22 @@ class DrafterSettings(DrafterShape):
 class LossSettings(Settings):
     """Weights of the losses; the training loss is their weighted sum over all rounds.
 
-    `hard` is the cross-entropy with the next token of the data. `soft` is the KL divergence from
-    the target's distribution, restricted to its `soft_top_k` most likely tokens if given, to the
-    drafter's, both at `soft_temperature`; it is multiplied by the squared temperature, so that
-    gradients keep their size (arXiv 1503.02531). `lk` is the negative logarithm of the probability
-    mass that the two distributions share, `-log sum min(p, q)`, and `tv` is their total variation
-    distance, `1 - sum min(p, q)`. Round i (from 0) has weight `round_decay**i`.
+    `hard` is the cross-entropy with the next token of the data.
+
+    `soft` is the KL divergence from the target's distribution to the drafter's, both at
+    `soft_temperature`. With `soft_top_k`, the target's distribution is restricted to its most
+    likely tokens. The loss is multiplied by the squared temperature, so that gradients keep their
+    size (arXiv 1503.02531).
+
+    `lk` is the negative logarithm of the probability mass that the two distributions share,
+    `-log sum min(p, q)`. `tv` is their total variation distance, `1 - sum min(p, q)`. Round i (from
+    0) has weight `round_decay**i`.
 
     With `drafted_only`, predictions whose most likely target token is outside the draft vocabulary
     carry no loss.
 
-    Positions are scored in chunks of `chunk_length` (C), so that the logits are at most
-    [B, C + R, V] for the target and [R, B, C, V] for the drafter, where R is `draft_rounds`.
+    Positions are scored in chunks of `chunk_length` (C), so that the logits are at most [B, C + R,
+    V] for the target and [R, B, C, V] for the drafter, where R is `draft_rounds`.
     """
 
     hard: float = Field(default=0.0, ge=0)

@@ -23,11 +23,11 @@ def grouped_matmul(
 ) -> Float[Array, "N O"]:
     """Multiply rows by a group-quantized weight, with accumulation in float32.
 
-    A code stands for the number `scale * code`, or with a minimum for `minimum + scale * (code -
-    lowest)`, where lowest is the smallest value of the codes' dtype. Codes are multiplied in the
-    dtype of x, and the partial sums of each group are scaled. The kernel writes neither dequantized
-    weights nor partial sums to memory. Its result for a row does not depend, in any bit, on the
-    other rows and on their number.
+    A code stands for the number `scale * code`, or with a minimum for
+    `minimum + scale * (code - lowest)`, where lowest is the smallest value of the codes' dtype.
+    Codes are multiplied in the dtype of x, and the partial sums of each group are scaled. The
+    kernel writes neither dequantized weights nor partial sums to memory. Its result for a row does
+    not depend, in any bit, on the other rows and on their number.
 
     Args:
       x: rows, float32 or bfloat16.

@@ -47,7 +47,7 @@ def reference(
     depth = depths[..., -1]
 
     def head_major(x: Float[Array, "B nodes heads H"]) -> Float[Array, "B K M H"]:
-        """Group rows by key head: its G query heads with every node, or its nodes."""
+        """Group rows by key head; a key head has G query heads for queries, and 1 for keys."""
         nodes, heads = x.shape[1:3]
         x = x.reshape(B, nodes, K, heads // K, H).transpose(0, 2, 3, 1, 4)
         return x.reshape(B, K, heads // K * nodes, H)

@@ -212,8 +212,8 @@ class SamplingConfig(Checked):
     """How the target's next token is chosen, speculatively or autoregressively.
 
     Attributes:
-      temperature: 0 takes the most likely token; a value above 0 draws from `softmax(logits /
-        temperature)`.
+      temperature: 0 takes the most likely token; a value above 0 draws from
+        `softmax(logits / temperature)`.
       top_k: keep only the k most likely tokens; by default all.
       top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
       min_p: drop tokens whose probability is less than min_p times that of the most likely token.

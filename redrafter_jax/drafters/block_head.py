@@ -165,7 +165,10 @@ class Corrected(NamedTuple):
 
 
 class SequentialHead(nnx.Module):
-    """Corrects the scores of a place given the previous token, through a low-rank projection."""
+    """Corrects the scores of a token in the block by the token before it.
+
+    The correction is a low-rank projection.
+    """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs) -> None:
         V, D, r = config.vocab_size, config.hidden_size, config.markov_rank

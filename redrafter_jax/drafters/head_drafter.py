@@ -109,8 +109,8 @@ class TrainedHead(HeadWeights):
 
         Args:
           contexts: vectors that the method `contexts` returned for these positions.
-          embedded: embeddings of the true next tokens. In round i, position c reads `embedded[:, c
-            + i]` and predicts the token after it.
+          embedded: embeddings of the true next tokens. In round i, position c reads
+            `embedded[:, c + i]` and predicts the token after it.
           rounds: R, number of draft rounds.
           scorer: the target's projection to the U draftable tokens, for heads without a projection.
         """

@@ -82,8 +82,8 @@ def beam_search(
 class RecurrentDrafter(HeadDrafter):
     """Drafts with a recurrent head.
 
-    With `attention`, the state `own` is the output of the attention layer at its last entry, `[B
-    D]`.
+    With `attention`, the state `own` is the output of the attention layer at its last entry,
+    `[B D]`.
     """
 
     @property

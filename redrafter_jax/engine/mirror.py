@@ -89,7 +89,7 @@ def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
 
 
 class Mirror:
-    """The drafter's rows of an engine, and the steps of target and drafter together.
+    """Runs the steps in which target and drafter run together, and holds the drafter's rows.
 
     Attributes:
       counts: counts of drafter calls and ready trees.

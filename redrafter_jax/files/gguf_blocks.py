@@ -110,7 +110,7 @@ BLOCK_KINDS = {
 
 
 def kept_blocks(stored: StoredWeight, kind: str, read: ReadBlocks) -> dict[str, StoredWeight]:
-    """Codes, scales and minima of a matrix in blocks, as `weight_with_scales` names them.
+    """Return a matrix in blocks as codes, scales and minima, with names for `weight_with_scales`.
 
     Args:
       stored: the matrix.

@@ -1,8 +1,8 @@
 """Matrices in the 32-bit words of GPTQ and AWQ, which are read as codes, scales and minima.
 
 A linear layer `X` is stored as `X.qweight`, `X.qzeros` and `X.scales`, with outputs on the last
-axis. A word holds eight codes of 4 bits, or eight zero points. A code stands for the number `scale
-* (code - zero)`.
+axis. A word holds eight codes of 4 bits, or eight zero points. A code stands for the number
+`scale * (code - zero)`.
 
 GPTQ packs eight inputs per word, the first in the lowest bits: `qweight` is [in / 8, out].
 `X.g_idx` is the group of every input. GPTQ's first format stores each zero point minus one

@@ -66,7 +66,7 @@ class Worker:
     """The only thread that uses the engine; calls from other threads run between its steps.
 
     Args:
-      engine: the engine that decodes; its `on_admission` is set.
+      engine: engine that decodes; the worker sets its `on_admission`.
       on_failure: function that is called in the worker's thread when the engine has failed.
       on_wait: function that is called in the worker's thread with the seconds from `submit` until a
         request got its slot.

@@ -1,8 +1,9 @@
 """Reads prompts from JSON lines, checks them row by row, and tokenizes them.
 
-A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`: `{"question_id": 81,
-"category": "writing", "turns": ["...", "..."]}`, where `turns` are the messages of the user. A row
-with a prompt may also have `question_id` and `category`; other keys are ignored.
+A row is `{"prompt": "..."}`, or a row of Spec-Bench's `question.jsonl`:
+`{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`, where `turns` are the
+messages of the user. A row with a prompt may also have `question_id` and `category`; other keys
+are ignored.
 
 As in Spec-Bench and MT-bench, the prompt of a later turn contains the earlier turns and the answers
 of the target.

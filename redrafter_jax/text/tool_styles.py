@@ -84,7 +84,7 @@ class ToolFormat(NamedTuple):
 
 
 def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
-    """Return the format whose style in `STYLES` has this name, for a target's tokenizer."""
+    """Return the format of tool calls for a target's tokenizer; `name` is a key of `STYLES`."""
     style = STYLES[name]
     return ToolFormat(style, with_visible(tokenizer, _marks(style)))
 

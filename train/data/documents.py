@@ -91,8 +91,8 @@ def encode_records(
     """Encode each record as a document, or as a skip if it cannot be used.
 
     Raises:
-      InputError: a token is outside the target's vocabulary, or `template` or `render_chat` raises
-        it.
+      InputError: a token is outside the target's vocabulary, the template cannot be loaded, or it
+        is not prefix-stable.
     """
     for batch in batched(records, _BATCH):
         rendered = [
