@@ -28,8 +28,8 @@ from redrafter_jax.text.grammars import GrammarCompiler
 # Options that may differ between processes: the first three identify the process, and only process
 # 0 uses the others.
 _OWN = ("coordinator_address", "num_processes", "process_id", "host", "port", "api_key", "name")
-# Packages of which all processes must have the same version, because messages and programs depend
-# on them.
+# Packages of which all processes must have the same version, because messages between processes and
+# compiled programs depend on it.
 _PACKAGES = ("redrafter-jax", "jax", "jaxlib", "llguidance")
 
 

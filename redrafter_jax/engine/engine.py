@@ -354,7 +354,7 @@ class Engine:
           InputError: the previous call was interrupted, so that its results are unknown.
         """
         if not self.intact:
-            raise InputError("The engine was interrupted within a step; make another one.")
+            raise InputError("The engine was interrupted within a step; make another engine.")
         now = self._clock()
         self._whole = False
         self._end("deadline", lambda row: now > row.request.deadline)

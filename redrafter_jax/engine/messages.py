@@ -226,7 +226,7 @@ class Counters:
     compiled: int = 0
 
     def add(self, decided: Sequence[Token], calls: int, drafted: Sequence[Draft]) -> None:
-        """Add the tokens that target calls gained for a request, and their drafts."""
+        """Add the tokens that target calls of a request gained, and the drafts of these calls."""
         self.target_calls += calls
         self.gained += len(decided)
         self.drafted_calls += len(drafted)

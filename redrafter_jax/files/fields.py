@@ -75,7 +75,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Read the text of a file.
 
     Raises:
       InputError: the file cannot be read, is not UTF-8, or is a Git LFS pointer.

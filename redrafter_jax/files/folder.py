@@ -46,7 +46,7 @@ class FolderFiles(TargetFiles):
 
     @override
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, dict[str, StoredWeight]]:
-        """The folder and its weights; quantized weights keep their stored form in any case."""
+        """Return the folder, and its weights by name; quantized weights are never dequantized."""
         folder = locate_weights(self.name, self.path)
         find_quantized = read_method(self.fields, self.described_by)
         return folder, find_quantized(find_weights(folder))

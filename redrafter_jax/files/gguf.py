@@ -81,7 +81,7 @@ class GgufFiles(TargetFiles):
         return dict(enumerate(token_strings(self.header))) or None
 
     def stored_weights(self, *, keep_quantized: bool) -> tuple[Path, dict[str, StoredWeight]]:
-        """The path and its weights; `keep_quantized` keeps blocks as codes, scales and minima.
+        """Return the path, and its weights by name; `keep_quantized` keeps quantized blocks.
 
         Raises:
           InputError: a tensor has no place in the model, or its quantization is not supported or

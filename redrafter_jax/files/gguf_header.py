@@ -108,7 +108,7 @@ def read_header(path: Path) -> Header:
         if repeated := sorted(tensors.keys() & header.tensors.keys()):
             raise InputError(
                 f"{header.path} holds the tensor {repeated[0]!r}, which an earlier part holds too; "
-                "the parts do not belong to one model."
+                "use the parts of one model."
             )
         tensors |= header.tensors
     expected = headers[0].get("split.tensors.count", int, len(tensors))

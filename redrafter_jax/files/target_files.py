@@ -58,7 +58,7 @@ class TargetFiles(ABC):
 
     @abstractmethod
     def stored_weights(self, *, keep_quantized: bool) -> "tuple[Path, Mapping[str, StoredWeight]]":
-        """The path of the weights, and the weights by the names of transformers; none is read."""
+        """Return the path of the weights, and the weights by transformers' names; none is read."""
 
     def match(self, *, keep_quantized: bool = False) -> "MatchedModel":
         """The target with its parameters matched to stored weights, after its files were checked.

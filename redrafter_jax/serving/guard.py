@@ -116,6 +116,6 @@ class Guard:
     def _too_large(self) -> ApiError:
         return ApiError(
             413,
-            f"The body is larger than {self._max_body} bytes; send fewer.",
+            f"The body is larger than {self._max_body} bytes; send fewer bytes.",
             code="body_too_large",
         )

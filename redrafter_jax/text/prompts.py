@@ -236,7 +236,9 @@ def _encode_turn(
         place = prompt.place if number == 1 else f"{prompt.place}, turn {number}"
         tokens = encode_turns(encoding.template, encoding.tokenizer, turns)
         if not tokens:
-            raise InputError(f"{place}: the tokenizer makes no tokens of the prompt; change it.")
+            raise InputError(
+                f"{place}: the tokenizer makes no tokens of the prompt; change the prompt."
+            )
         room = encoding.positions - len(tokens)
         if encoding.max_new_tokens > room:
             lower = f"lower max_new_tokens to {room} or " if room > 0 else ""

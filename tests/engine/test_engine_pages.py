@@ -242,7 +242,7 @@ def test_an_engine_that_was_interrupted_goes_on_with_nothing(
         with pytest.raises(KeyboardInterrupt):
             list(stream(target, drafter, [prompt], **options))
     assert not engine.intact
-    with pytest.raises(InputError, match="interrupted within a step; make another one"):
+    with pytest.raises(InputError, match="interrupted within a step; make another engine"):
         engine.advance()
     (*_, last) = stream(target, drafter, [prompt], **options)
     assert kept._engine is not engine
