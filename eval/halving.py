@@ -70,7 +70,7 @@ def find_fastest(
     Args:
       trees: all candidate trees.
       entrants: trees of the first round.
-      race: how trees are measured, and for how long.
+      race: functions and numbers that define how trees are measured, and for how long.
     """
     tried = {tree: Tried(tree) for tree in entrants}
     alive = list(tried.values())

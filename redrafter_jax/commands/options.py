@@ -45,8 +45,8 @@ class TextDecoder(NamedTuple):
       drafter: the drafter, checked for this target; None for autoregressive decoding.
       tree: the shape of the drafter's trees, or the table of `python -m eval tune`.
       adaptive: whether to decode without drafting while a tree costs more than it gains.
-      sampling: how tokens are chosen.
-      format: how prompts are written, and what ends a continuation.
+      sampling: sampling settings of all rows.
+      format: the tokenizer, the chat template, and what ends a continuation.
       grammar: the grammar that constrains the texts; None for no constraint.
     """
 

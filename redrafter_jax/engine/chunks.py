@@ -62,7 +62,7 @@ def beginnings(
     """Find the rows whose prefix is already cached, and the tokens of this prefix.
 
     Args:
-      slots: all slots.
+      slots: row in each slot; None if the slot is free.
       admitted: slot of each newly admitted request; the key is the place in the pass.
       part: number of slots per shard of the mesh.
       shape: (G, S): the number of places in the pass, and the size of the token buffer.
@@ -86,7 +86,7 @@ def next_chunk(
     """Build the next chunk of some prompts, and count its tokens as cached.
 
     Args:
-      slots: all slots.
+      slots: row in each slot; None if the slot is free.
       places: slot whose prompt is read; the key is the place in the pass.
       part: number of slots per shard of the mesh.
       shape: (G, C): the number of places in the pass, and the number of tokens in a chunk.

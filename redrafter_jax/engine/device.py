@@ -69,7 +69,8 @@ def empty_rows(
       slots: S, maximum number of tokens of a row.
       stop_width: E, maximum number of stop tokens of a row.
       pages: number of cache pages over all devices along `data`; None allocates S slots per row.
-        The page table is only set for None, and without a mesh.
+        With None and without a mesh, every row has its own pages; otherwise the caller must set the
+        page table.
     """
     if target.mesh is None:
         return _empty(target, drafter, rows=rows, slots=slots, stop_width=stop_width, pages=pages)

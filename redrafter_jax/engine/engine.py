@@ -67,7 +67,7 @@ class Engine:
 
     Args:
       target: the target model.
-      drafter: as in `generate`.
+      drafter: drafter, in any form that `generate` takes; None for autoregressive decoding.
       tree: the shape of the trees, or the table of `python -m eval tune`, from which the engine
         chooses a tree by the number of decoding rows and their mean temperature. None is the
         drafter's default.

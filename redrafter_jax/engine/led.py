@@ -115,7 +115,7 @@ class FollowingEngine(LedEngine):
 
     Args:
       link: connection to the leading process.
-      options: as in `LedEngine`.
+      options: options of `LedEngine`.
     """
 
     def __init__(self, link: Follower, *arguments: Any, **options: Any) -> None:

@@ -57,18 +57,19 @@ def load_drafter(
     """Load a drafter: a trained head of any kind, a model, or a part of the target itself.
 
     Args:
-      name: the folder or hub id of a head, as `save_drafter` writes it or as the kind's authors
-        publish it (see `redrafter_jax.drafters.kinds`); a folder, a GGUF file or a hub id, as
-        `load_target` takes it, of a model with the target's vocabulary; or a part of the target:
-        "self:int4" (also int8 and fp8) for a quantized copy, "self:layers=N" for the first N
-        layers, with shared weights, "self:layers=N,int4" for both.
-      dtype: as in `load_target`.
-      mesh: as in `load_target`.
-      target: the target to draft for; required for "self:...", which takes dtype and mesh from it.
+      name: one of three kinds of names. The folder or hub id of a head, in the layout of
+        `save_drafter` or of the kind's authors (see `redrafter_jax.drafters.kinds`). The folder,
+        GGUF file or hub id of a model with the target's vocabulary, as in `load_target`. Or a part
+        of the target: "self:int4" (also int8 and fp8) for a quantized copy, "self:layers=N" for
+        the first N layers, whose weights are shared, or "self:layers=N,int4" for both.
+      dtype: dtype of parameters and activations, as in `load_target`.
+      mesh: mesh for the drafter, as in `load_target`.
+      target: the target to draft for. A name that begins with "self:" requires it, and the drafter
+        then has the target's dtype and mesh.
 
     Raises:
-      InputError: as in `load_target`; or a name that begins with "self:" is unknown, or is given
-        without a target.
+      InputError: the errors of `load_target`; or a name that begins with "self:" is unknown, or is
+        given without a target.
     """
     own = parse_self(str(name))
     if own is not None and target is None:

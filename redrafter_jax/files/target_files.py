@@ -66,7 +66,7 @@ class TargetFiles(ABC):
         Only the weights that these checks need are read.
 
         Raises:
-          InputError: as in `load_target`, except for meshes and dtypes.
+          InputError: the errors of `load_target`, except those about meshes and dtypes.
         """
         if keep_quantized not in self._matched:
             # Imported here, because not every command reads weights.
