@@ -73,7 +73,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         ),
         (["batch_size=2", "mesh.data=2"], "5 prompts in batches of 2 leave 1 for the last batch"),
         (["clock=false", "mesh.data=2"], "The number of prompts is 5, which the mesh's data=2"),
-        (["samplings=[{temperature: 0, top_k: 5, min_p: 0.1}]"], "or leave top_k and min_p out"),
+        (["samplings=[{temperature: 0, top_k: 5, min_p: 0.1}]"], "so leave top_k and min_p out"),
         (["target=DRAFTER"], "states model_type 'recurrent_drafting_drafter'"),
         (["report_dir=/dev/null/a"], "Cannot make report_dir /dev/null/a: Not a directory"),
         (["max_new_tokens=510"], "line 1: the prompt has 3 tokens and max_new"),

@@ -57,7 +57,7 @@ def test_a_padded_product_for_few_rows_is_the_same() -> None:
         ("x", (3, 32), "x (3, 32) and scale (2, 32) do not fit codes (64, 32)"),
         ("scale", (2, 16), "scale (2, 16) do not fit codes (64, 32)"),
         ("scale", (3, 32), "3 groups do not divide 64 inputs."),
-        ("minimum", (1, 32), "minimum has shape (1, 32), but scale (2, 32)."),
+        ("minimum", (1, 32), "minimum has shape (1, 32), but scale has (2, 32)."),
     ],
 )
 def test_wrong_shapes_are_refused(name: str, shape: tuple[int, ...], words: str) -> None:

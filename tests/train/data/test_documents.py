@@ -184,7 +184,7 @@ def test_texts_need_no_chat_template_and_conversations_do(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"eos_token_ids": ()}, "has no eos_token_id"),
+        ({"eos_token_ids": ()}, "states no eos_token_id"),
         (
             {"max_position_embeddings": 63},
             "sequence_length is 64, but the target has 63 positions",

@@ -110,7 +110,7 @@ def test_rows_of_other_settings_are_refused_and_kept(
     output, before = tmp_path / "rows.jsonl", kind.finished.read_bytes() + b'{"seed"'
     output.write_bytes(before)
     dated = "" if "prompt_tokens" in kind.values else r".*\{date_string"
-    with pytest.raises(InputError, match=f"is not a row of this run {dated}"):
+    with pytest.raises(InputError, match=f"is not a row of this run, {dated}"):
         kind(output, **changes)
     assert output.read_bytes() == before
 
