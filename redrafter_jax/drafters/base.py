@@ -260,7 +260,10 @@ def check_pair(target: TargetConfig, drafter: object, tree: TreeConfig) -> None:
 
 
 def outline(config: object) -> Drafter:
-    """Return the drafter of a configuration, without weights, to read properties and run checks."""
+    """Return the drafter that a configuration describes, without parameters.
+
+    Its properties and its checks work without parameters; it cannot read or propose.
+    """
     return as_drafter(Model(config, nnx.split(nnx.Module())[0], nnx.State({})))
 
 

@@ -147,7 +147,10 @@ def _is_whole(folder: Path, index: FeatureIndex, shard: int) -> bool:
         with safe_open(path, "np") as file:
             rows = file.get_slice("starts").get_shape()[0] - 1
     except SafetensorError as error:
-        raise InputError(f"{path} cannot be read ({error}); delete it, then write it.") from None
+        raise InputError(
+            f"{path} cannot be read ({error}); delete it, and write it again with `python -m train "
+            "features`."
+        ) from None
     return rows == index.shards[shard + 1] - index.shards[shard]
 
 
