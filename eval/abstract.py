@@ -21,7 +21,7 @@ from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.drafters.kinds import init_drafter
-from redrafter_jax.engine.device import row_shapes
+from redrafter_jax.engine.state import row_shapes
 from redrafter_jax.models.cache import own_pages
 from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.models.target import Target, init_target

@@ -19,9 +19,9 @@ from redrafter_jax import (
     stream,
 )
 from redrafter_jax.drafters.base import as_drafter
-from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
+from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.parallel.mesh import place
 from redrafter_jax.text.grammars import GrammarCompiler
 

@@ -3,8 +3,8 @@
 import jax
 
 from redrafter_jax.drafters.base import Drafter
-from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.pages import pages_for
+from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target

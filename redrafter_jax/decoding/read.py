@@ -10,7 +10,7 @@ from redrafter_jax.decoding.accept import decide
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.models.cache import join_layers, split_layers
-from redrafter_jax.models.target import Decoder
+from redrafter_jax.models.target import Decoder, Passed, append_chunk
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import Decided, KVCache, Sampling
 
@@ -25,6 +25,14 @@ _CHUNK_ELSEWHERE = 256
 def chunk_length() -> int:
     """Return C, the number of tokens in a chunk of a prompt, on this platform."""
     return _CHUNK.get(jax.default_backend(), _CHUNK_ELSEWHERE)
+
+
+def joins_steps() -> bool:
+    """Return whether one target pass for a chunk and a decode step is faster than two.
+
+    It is on a platform where a step takes the time to read the weights, which is not so on a CPU.
+    """
+    return jax.default_backend() != "cpu"
 
 
 def lookahead(drafter: Drafter) -> int:
@@ -76,12 +84,28 @@ def read_chunk(
       lengths: number of prompt tokens; for a row that reads nothing, the number of cached tokens.
       sampling: sampling settings of the rows.
     """
+    target_layers, _ = split_layers(cache, decoder.config)
+    layers = drafter.layers(decoder.config)
+    passed = decoder.chunk_forward(tokens[:, :-1], target_layers, layers)
+    return finish_chunk(decoder, drafter, own, cache, tokens, lengths, sampling, passed)
+
+
+def finish_chunk(
+    decoder: Decoder,
+    drafter: Drafter,
+    own: Any,
+    cache: KVCache,
+    tokens: Int[Array, "B Cplus1"],
+    lengths: Int[Array, " B"],
+    sampling: Sampling,
+    passed: Passed,
+) -> ReadChunk:
+    """Run the part of `read_chunk` after `passed`, the target's pass over the C tokens."""
     start, C = cache.lengths, tokens.shape[1] - 1
     chunk, V = tokens[:, :C], decoder.config.vocab_size
     count = jnp.clip(lengths - start, 0, C)
     target_layers, own_layers = split_layers(cache, decoder.config)
-    layers = drafter.layers(decoder.config)
-    hidden, target_layers = decoder.extend(chunk, target_layers, count, layers)
+    hidden, target_layers = append_chunk(target_layers, passed, count)
     last = jnp.clip(lengths - 1 - start, 0, C - 1)
     ends = (start + C >= lengths) & (start < lengths)
 

@@ -12,7 +12,8 @@ from redrafter_jax.decoding.accept import decide, is_stop
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import merge_trees, pad_nodes, root_tree, share_nodes
 from redrafter_jax.models.cache import commit, first_layers, join_layers, split_layers
-from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.models.packed import forward_nodes, forward_tree_and_chunk
+from redrafter_jax.models.target import Decoder, Passed, Target
 from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.sampling import draw_noise
 from redrafter_jax.types import (
@@ -160,7 +161,23 @@ def verify(
     computes only these M nodes of the whole batch.
     """
     target_layers, _ = split_layers(cache, decoder.config)
-    return decoder.tree_forward(tree, target_layers, context_layers, nodes)
+    if nodes is not None:
+        return forward_nodes(decoder, tree, target_layers, nodes, context_layers)
+    return decoder.tree_forward(tree, target_layers, context_layers)
+
+
+def verify_with_chunk(
+    decoder: Decoder,
+    tree: TokenTree,
+    cache: KVCache,
+    chunk: Int[Array, "G C"],
+    chunk_cache: KVCache,
+    context_layers: tuple[int, ...] = (),
+) -> tuple[Verified, Passed]:
+    """Run `verify`, and the pass of `read_chunk` over prompts of other rows, as one pass."""
+    target_layers, _ = split_layers(cache, decoder.config)
+    chunk_layers, _ = split_layers(chunk_cache, decoder.config)
+    return forward_tree_and_chunk(decoder, tree, target_layers, chunk, chunk_layers, context_layers)
 
 
 def read_path(

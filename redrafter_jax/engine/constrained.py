@@ -19,11 +19,12 @@ from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.step import as_asked, decide_step, propose, step_noise
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import chain_tree, merge_trees, pad_nodes
-from redrafter_jax.engine.device import put_rows_back, take_rows, with_controls
+from redrafter_jax.engine.device import with_controls
 from redrafter_jax.engine.gains import Gains, gains_of_step
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.engine.requests import PerRow, of_row, per_row
 from redrafter_jax.engine.scheduler import Row
+from redrafter_jax.engine.state import put_rows_back, take_rows
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import per_shard, place, to_host

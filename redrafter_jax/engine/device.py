@@ -5,7 +5,6 @@ rows decode. The shapes of the arrays depend only on sizes such as B and C, so a
 compiles nothing. On a mesh, each device numbers the rows of its shard from 0.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -16,18 +15,29 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.decoding.accept import is_stop
-from redrafter_jax.decoding.read import read_chunk
-from redrafter_jax.decoding.step import verified_step
+from redrafter_jax.decoding.read import ReadChunk, finish_chunk, read_chunk
+from redrafter_jax.decoding.step import (
+    as_asked,
+    finish,
+    read_path,
+    step_noise,
+    verified_step,
+    verify_with_chunk,
+)
 from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.drafters.tree import root_tree
 from redrafter_jax.engine.gains import Gains, gains_of, gains_of_step, score_prompt
-from redrafter_jax.models.attention import PAGE
-from redrafter_jax.models.cache import init_cache, put_rows, rows_of
-from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import data_shards, per_shard, shardings
+from redrafter_jax.engine.state import put_rows_back, take_rows
+from redrafter_jax.models.target import Decoder, Target
+from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.sampling import adjustment_of, unpack_bits
-from redrafter_jax.types import SOURCES, Controls, DecodeState, Requests, Sampling
+from redrafter_jax.types import SOURCES, Controls, DecodeState, KVCache, Requests, Sampling
 
 Tree = TypeVar("Tree")
+
+
+# Gains of the rows of a program, and which of these rows have ended.
+Outcome = tuple[Gains, Bool[Array, " G"]]
 
 
 class Chunk(NamedTuple):
@@ -50,94 +60,6 @@ class Chunk(NamedTuple):
     following: Int[Array, " G"]
     speculates: Bool[Array, " G"]
     requests: Requests
-
-
-def empty_rows(
-    target: Target,
-    drafter: Drafter,
-    rows: int,
-    slots: int,
-    stop_width: int,
-    pages: int | None = None,
-) -> DecodeState:
-    """Create an empty state of B rows that are all done.
-
-    Args:
-      target: the target model.
-      drafter: the drafter that will read and propose.
-      rows: B, number of rows.
-      slots: S, maximum number of tokens of a row.
-      stop_width: E, maximum number of stop tokens of a row.
-      pages: number of cache pages over all devices along `data`; None allocates S slots per row.
-        With None and without a mesh, every row has its own pages; otherwise the caller must set the
-        page table.
-    """
-    if target.mesh is None:
-        return _empty(target, drafter, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
-    shapes = row_shapes(target, drafter, rows, slots, stop_width, pages)
-
-    def zeros(leaf: Any, sharding: Any) -> Array:
-        return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
-
-    # Each device creates its own shard: the whole state may not fit one device.
-    state = jax.tree.map(zeros, shapes, shardings(shapes, target.mesh))
-    return state._replace(done=~state.done)
-
-
-def row_shapes(
-    target: Target,
-    drafter: Drafter,
-    rows: int,
-    slots: int,
-    stop_width: int,
-    pages: int | None = None,
-) -> DecodeState:
-    """Return the shapes of the state that `empty_rows` creates; the models may be shapes too."""
-    make = partial(_empty, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
-    return jax.eval_shape(make, target, drafter)
-
-
-def page_bytes(target: Target, drafter: Drafter) -> int:
-    """Return the bytes of one cache page on one device, over all layers of target and drafter."""
-    parts = data_shards(target.mesh)
-    cache = row_shapes(target, drafter, parts, PAGE, 1, pages=parts).cache
-    layers = cache.keys + cache.values
-    if target.mesh is None:
-        return sum(layer.size * layer.dtype.itemsize for layer in layers)
-    split = shardings(cache, target.mesh)
-    return sum(
-        math.prod(sharding.shard_shape(layer.shape)) * layer.dtype.itemsize
-        for layer, sharding in zip(layers, split.keys + split.values, strict=True)
-    )
-
-
-@partial(jax.jit, static_argnames=("rows", "slots", "stop_width", "pages"))
-def _empty(
-    target: Target,
-    drafter: Drafter,
-    *,
-    rows: int,
-    slots: int,
-    stop_width: int,
-    pages: int | None,
-) -> DecodeState:
-    decoder = target.merge()
-
-    def zeros(*shape: int) -> Int[Array, "..."]:
-        return jnp.zeros((rows, *shape), jnp.int32)
-
-    numbers = jnp.zeros(rows)
-    return DecodeState(
-        tokens=zeros(slots),
-        cache=init_cache(target.config, rows, slots, decoder.dtype, drafter.cache, pages),
-        own=drafter.empty(decoder, rows),
-        root=zeros(),
-        speculates=jnp.ones(rows, bool),
-        done=jnp.ones(rows, bool),
-        limits=zeros(),
-        stop_tokens=zeros(stop_width),
-        sampling=Sampling(numbers, zeros(), numbers, numbers, zeros()),
-    )
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -166,7 +88,7 @@ def read_rows(
     *,
     top: int | None = None,
     prompt_top: int | None = None,
-) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
+) -> tuple[DecodeState, Outcome]:
     """Run one prefill pass, and choose the first token of each row whose prompt ends in the chunk.
 
     A row stays marked as done until its prompt has been read to the end.
@@ -187,38 +109,81 @@ def read_rows(
       The state; the gains of the G rows in this one target call, 0 or 1 token each; and which rows
       have ended.
     """
-    rows, begins, is_new, following, speculates, requests = chunk
-    B, C, V = len(state.done), requests.tokens.shape[1], target.config.vocab_size
-    live, lengths = rows < B, requests.lengths
+    decoder = target.merge()
+    begun = _begin_chunk(decoder, drafter, state, chunk, controls, masks)
+    asked = begun.own, begun.cache, begun.fresh, begun.ends, begun.sampling
+    read = read_chunk(decoder, drafter, *asked)
+    return _end_chunk(decoder, state, chunk, begun, read, top, prompt_top)
+
+
+class _Begun(NamedTuple):
+    """A prefill pass that begins: the rows before it, and the arguments of `read_chunk`.
+
+    Attributes:
+      old: the G rows before the pass.
+      tokens: the texts of the rows, with the chunk.
+      own: drafter state; empty for new requests.
+      cache: cache of the rows, whose lengths are the start of the chunk.
+      fresh: the C tokens of the chunk and the token after them.
+      ends: lengths of the prompts; 0 for a row that reads nothing.
+      sampling: sampling settings for the first token after a prompt.
+    """
+
+    old: DecodeState
+    tokens: Int[Array, "G S"]
+    own: Any
+    cache: KVCache
+    fresh: Int[Array, "G Cplus1"]
+    ends: Int[Array, " G"]
+    sampling: Sampling
+
+
+def _begin_chunk(
+    decoder: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    chunk: Chunk,
+    controls: Controls | None = None,
+    masks: Int[Array, "G words"] | None = None,
+) -> _Begun:
+    rows, begins, is_new, following, _, requests = chunk
+    B, C, V = len(state.done), requests.tokens.shape[1], decoder.config.vocab_size
+    live = rows < B
     old = state if len(rows) == B else take_rows(state, rows)
     # In this pass, a row that reads nothing has length 0, so that attention skips it.
-    start, ends = (jnp.where(live, one, 0) for one in (begins, lengths))
+    start, ends = (jnp.where(live, one, 0) for one in (begins, requests.lengths))
     fresh = jnp.concatenate([requests.tokens, following[:, None]], axis=1)
-    decoder = target.merge()
-    # A new request starts with an empty drafter state, not with the previous request's.
     sampling = requests.sampling
     if masks is not None:
         sampling = sampling._replace(allowed=unpack_bits(masks[:, None], V))
+    # A new request starts with an empty drafter state, not with the previous request's.
     own = _choose(live & is_new, drafter.empty(decoder, len(rows)), old.own)
     places = jnp.arange(len(rows))[:, None], start[:, None] + jnp.arange(C)
     kept = old.tokens.at[places].get(mode="fill", fill_value=0)
     written = jnp.where(live[:, None], requests.tokens, kept)
     tokens = old.tokens.at[places].set(written, mode="drop", unique_indices=True)
-    read = read_chunk(
-        decoder,
-        drafter,
-        own,
-        old.cache._replace(lengths=start),
-        fresh,
-        ends,
-        _adjusted(sampling, controls, tokens, ends, requests.stop_tokens, V),
-    )
+    sampling = _adjusted(sampling, controls, tokens, ends, requests.stop_tokens, V)
+    return _Begun(old, tokens, own, old.cache._replace(lengths=start), fresh, ends, sampling)
+
+
+def _end_chunk(
+    decoder: Decoder,
+    state: DecodeState,
+    chunk: Chunk,
+    begun: _Begun,
+    read: ReadChunk,
+    top: int | None,
+    prompt_top: int | None = None,
+) -> tuple[DecodeState, Outcome]:
+    rows, begins, _, _, speculates, requests = chunk
+    B, C, V = len(state.done), requests.tokens.shape[1], decoder.config.vocab_size
+    live, lengths, old = rows < B, requests.lengths, begun.old
     finished = live & (begins + C >= lengths)
     stops = is_stop(read.root[:, None], requests.stop_tokens)[:, 0]
     done = stops | (lengths + 1 >= requests.limits)
 
-    at_end = jnp.where(finished, lengths, tokens.shape[1])
-    tokens = tokens.at[jnp.arange(len(rows)), at_end].set(read.root, mode="drop")
+    at_end = jnp.where(finished, lengths, begun.tokens.shape[1])
+    tokens = begun.tokens.at[jnp.arange(len(rows)), at_end].set(read.root, mode="drop")
     new = DecodeState(
         tokens=tokens,
         cache=read.cache._replace(lengths=jnp.where(live, read.cache.lengths, old.cache.lengths)),
@@ -248,7 +213,7 @@ def read_rows(
         state = put_rows_back(state, new, rows)
     gains = jax.tree.map(lambda leaf: leaf[:, None], gains)
     if prompt_top is not None:
-        scores = score_prompt(decoder, read.hidden, fresh[:, 1:], prompt_top)
+        scores = score_prompt(decoder, read.hidden, begun.fresh[:, 1:], prompt_top)
         gains = gains._replace(prompt=scores)
     return state, (gains, finished & done)
 
@@ -270,7 +235,7 @@ def decode_rows(
     tree: TreeConfig | None,
     steps: int,
     top: int | None = None,
-) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
+) -> tuple[DecodeState, Outcome]:
     """Run decode steps of G rows, until all of them are done or `most` steps have run.
 
     Other rows do not change. If all places are idle, all `most` steps run; this is for timing.
@@ -290,13 +255,8 @@ def decode_rows(
     Returns:
       The state; the gains of the G rows in each of X target calls; and which rows have ended.
     """
-    B, V = len(state.done), target.config.vocab_size
-    all_rows = len(rows) == B
-    batch = state if all_rows else take_rows(state, rows)
-    idle = rows >= B
-    kept = batch.done
-    batch = batch._replace(done=kept | idle)
-    decoder = target.merge()
+    V, decoder = target.config.vocab_size, target.merge()
+    batch = _begin_batch(state, rows)
 
     def step(batch: DecodeState) -> tuple[DecodeState, Gains]:
         active, sampling = ~batch.done, batch.sampling
@@ -305,10 +265,78 @@ def decode_rows(
         batch = batch._replace(sampling=sampling)
         return batch, gains_of_step(active, trace, verified, V, top)
 
+    idle = rows >= len(state.done)
     batch, gains = _loop(step, batch, most, steps, idle.all())
-    done = batch.done
-    batch = batch._replace(done=jnp.where(idle, kept, done))
-    return batch if all_rows else put_rows_back(state, batch, rows), (gains, done)
+    return _end_batch(state, batch, rows), (gains, batch.done)
+
+
+@partial(jax.jit, donate_argnames="state", static_argnames="top")
+@per_shard
+def read_and_decode_rows(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    chunk: Chunk,
+    rows: Int[Array, " G"],
+    *,
+    top: int | None = None,
+) -> tuple[DecodeState, Outcome, Outcome]:
+    """Run one prefill pass and, in the same target pass, a decode step without a draft.
+
+    Each weight is read once for both. The rows that decode and the rows that read are different
+    rows, and none of them has controls or a grammar.
+
+    Args:
+      target: the target model.
+      drafter: the drafter, which reads the prompts and the decided tokens.
+      state: decode state of B rows, donated.
+      chunk: the tokens to read.
+      rows: row of the state at each place of the batch that decodes, as in `decode_rows`.
+      top: as in `read_rows`.
+
+    Returns:
+      The state; the outcome of the prefill pass, as of `read_rows`; the outcome of the step, as of
+      `decode_rows` with one step.
+    """
+    decoder = target.merge()
+    begun = _begin_chunk(decoder, drafter, state, chunk)
+    batch = _begin_batch(state, rows)
+    drafted = root_tree(batch.root)
+    verified, passed = verify_with_chunk(
+        decoder,
+        drafted,
+        as_asked(batch).cache,
+        begun.fresh[:, :-1],
+        begun.cache,
+        drafter.layers(decoder.config),
+    )
+    asked = begun.own, begun.cache, begun.fresh, begun.ends, begun.sampling
+    read = finish_chunk(decoder, drafter, *asked, passed)
+    state, reading = _end_chunk(decoder, state, chunk, begun, read, top)
+    # The chunk's pages are written, so the step goes on with this state.
+    batch = _begin_batch(state, rows)
+    active = ~batch.done
+    noise = step_noise(batch, 1, decoder.config.vocab_size)
+    after, trace = finish(decoder, batch, drafted, verified, noise)
+    after = read_path(decoder, drafter, batch, after, verified, trace)
+    gains = gains_of_step(active, trace, verified, decoder.config.vocab_size, top)
+    gains = jax.tree.map(lambda leaf: leaf[:, None], gains)
+    return _end_batch(state, after, rows), reading, (gains, after.done)
+
+
+def _begin_batch(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+    """Return the rows that decode; idle places are done."""
+    B = len(state.done)
+    batch = state if len(rows) == B else take_rows(state, rows)
+    return batch._replace(done=batch.done | (rows >= B))
+
+
+def _end_batch(state: DecodeState, batch: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
+    """Return the state with the rows that have decoded."""
+    B = len(state.done)
+    if len(rows) < B:
+        return put_rows_back(state, batch, rows)
+    return batch._replace(done=jnp.where(rows >= B, state.done, batch.done))
 
 
 def with_controls(batch: DecodeState, controls: Controls | None, vocab_size: int) -> DecodeState:
@@ -370,28 +398,3 @@ def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
         return jnp.where(on.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
     return jax.tree.map(choose, new, old)
-
-
-def take_rows(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
-    """Gather rows of the state; an index past the last row takes the last row.
-
-    The pages of the cache are not copied: both states share them.
-    """
-    # Barrier: XLA for CPUs would fuse the gather with its readers, and copy all rows before writes.
-    picked = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[rows], _by_row(state)))
-    return state._replace(**picked, cache=rows_of(state.cache, rows))
-
-
-def put_rows_back(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
-    """Scatter rows back into the state; rows of B and above are dropped."""
-
-    def put(ours: Shaped[Array, "B ..."], new: Shaped[Array, "G ..."]) -> Shaped[Array, "B ..."]:
-        return ours.at[rows].set(new, mode="drop")
-
-    written = jax.tree.map(put, _by_row(state), _by_row(fresh))
-    return state._replace(**written, cache=put_rows(state.cache, fresh.cache, rows))
-
-
-def _by_row(state: DecodeState) -> dict[str, Any]:
-    """All fields but the cache."""
-    return {name: part for name, part in state._asdict().items() if name != "cache"}

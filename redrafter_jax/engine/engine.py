@@ -13,10 +13,9 @@ import numpy as np
 
 from redrafter_jax.config import MirrorConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path
-from redrafter_jax.decoding.read import chunk_length, lookahead
+from redrafter_jax.decoding.read import chunk_length, joins_steps, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.chunks import idle_row, make_row
-from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.messages import (
     Counters,
@@ -24,20 +23,20 @@ from redrafter_jax.engine.messages import (
     MirrorCounts,
     QueueFull,
     Request,
-    new_drafts,
-    new_tokens,
 )
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_mirrored, check_size, slots_for
+from redrafter_jax.engine.results import take_results
 from redrafter_jax.engine.runner import Run, Runner
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
+from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import data_shards, to_host
-from redrafter_jax.types import NO_CHOICE, SOURCES, DecodeState
+from redrafter_jax.types import SOURCES, DecodeState
 
 if TYPE_CHECKING:
     from redrafter_jax.engine.mirror import Mirror
@@ -88,6 +87,10 @@ class Engine:
         platform's default.
       prefill_rows: number of prompts that are read together, on each shard along `data`. If it is
         more than 1, prompts wait for each other while rows decode.
+      prefill_joins: whether a chunk of a prompt is read in the same target pass as one decode step,
+        without a draft, of the decoding rows, so that each weight is read once for both. Rows with
+        a grammar, penalties or scored prompt tokens do not join. None uses the platform's default:
+        True except on CPUs, where nothing is gained.
       row_counts: batch sizes besides B for which decoding is compiled, so that a few active rows
         cost less than B rows. None uses the batch sizes of the table of trees, or without a table
         the mesh's `data`.
@@ -116,6 +119,7 @@ class Engine:
         steps_per_call: int | None = 4,
         prefill_chunk: int | None = None,
         prefill_rows: int = 1,
+        prefill_joins: bool | None = None,
         row_counts: Sequence[int] | None = None,
         top_log_probs: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -156,6 +160,8 @@ class Engine:
         self._queue_limit = queue_limit
         self._stop_tokens = tuple(config.eos_token_ids if stop_tokens is None else stop_tokens)
         self._top = top_log_probs
+        self._prefill_joins = joins_steps() if prefill_joins is None else prefill_joins
+        self._prefill_joins &= mirror is None
         self._clock = clock
         cache_slots = slots_for(context_length, self.longest_path)
         self.steps_per_call = steps_per_call or cache_slots
@@ -276,15 +282,21 @@ class Engine:
                 "warm_up was called after a request was submitted; call it first, or make another "
                 "engine."
             )
-        count = len(self._trees.programs) + 1  # plus prefill
+        nothing, steps = Pass({}, {}), self.steps_per_call
+        joint = self._trees.row_counts if self._prefill_joins else []
+        count = 1 + len(joint) + len(self._trees.programs)
         # From the second turn on, the programs run on the state that they themselves return.
         for turn in range(_WARM_UP_TURNS):
             self._runner.write({})
-            jax.block_until_ready(self._runner.read(Pass({}, {})).result)
-            for compiled, program in enumerate(self._trees.programs, start=1):
+            jax.block_until_ready(self._runner.read(nothing).result)
+            for compiled, rows in enumerate(joint, start=1):
                 if not proceed(count if turn else compiled, count):
                     return
-                started, steps = time.perf_counter(), self.steps_per_call
+                jax.block_until_ready(self._runner.read_and_decode(nothing, [], rows)[1].result)
+            for compiled, program in enumerate(self._trees.programs, start=1 + len(joint)):
+                if not proceed(count if turn else compiled, count):
+                    return
+                started = time.perf_counter()
                 jax.block_until_ready(self._runner.decode([], *program, steps, most=steps).result)
                 if turn:
                     self._trees.add_time(*program, (time.perf_counter() - started) / steps)
@@ -361,7 +373,42 @@ class Engine:
         runs: list[Run] = []
         most = self.steps_per_call if steps is None else min(steps, self.steps_per_call)
         gained = self.longest_path * most
-        while passes is None or len(runs) < passes:
+        left = most - self._read(passes, most, gained, runs)
+        events = {event.number: event for event in self._ended}
+        self._ended = []
+        if any(self._scheduler.row(index).matcher for index in self._scheduler.decoding):
+            # The first masks of a grammar depend on the row's first token, so wait for prefill.
+            self._gather(runs, events)
+            runs = []
+        self._scheduler.grow(gained)
+        active = self._scheduler.decoding
+        if active and left:
+            count, tree, many = self._choose(active, left)
+            alone, most = not runs, self.steps_per_call
+            runs.append(self._runner.decode(active, count, tree, many, most=most, timed=alone))
+        self._gather(runs, events)
+        self._whole = True
+        return list(events.values())
+
+    def _read(self, passes: int | None, most: int, gained: int, runs: list[Run]) -> int:
+        """Admit requests and dispatch prefill passes; the first may join a decode step.
+
+        Args:
+          passes: maximum number of passes; None for no maximum.
+          most: maximum number of decode steps of this call of `advance`.
+          gained: maximum number of tokens that a row gains in these steps.
+          runs: list to which the programs are added.
+
+        Returns:
+          The number of decode steps that the programs contain, 0 or 1.
+        """
+        joining = self._scheduler.decoding if self._prefill_joins and most else []
+        if joining and self.waiting + self.active > len(joining):
+            # Rows that decode in the first pass get their pages before requests are admitted.
+            self._scheduler.grow(gained)
+            joining = self._scheduler.decoding
+        done = steps = 0
+        while passes is None or done < passes:
             read = self._scheduler.admit(gained)
             if not read.places:
                 break
@@ -373,23 +420,15 @@ class Engine:
                     self.on_admission(row.number, row.cached)
             if rows and len(rows) == self.active:
                 self._trees.begin_text()
-            runs.append(self._runner.read(read))
+            if joining and self._runner.joins([*joining, *read.places.values()]):
+                count = self._batch_size(joining)
+                runs += self._runner.read_and_decode(read, joining, count)
+                joining, steps = [], 1
+            else:
+                runs.append(self._runner.read(read))
             self.counters.prefill_passes += 1
-        events = {event.number: event for event in self._ended}
-        self._ended = []
-        if any(self._scheduler.row(index).matcher for index in self._scheduler.decoding):
-            # The first masks of a grammar depend on the row's first token, so wait for prefill.
-            self._gather(runs, events)
-            runs = []
-        self._scheduler.grow(gained)
-        active = self._scheduler.decoding
-        if active and most:
-            count, tree, many = self._choose(active, most)
-            alone, most = not runs, self.steps_per_call
-            runs.append(self._runner.decode(active, count, tree, many, most=most, timed=alone))
-        self._gather(runs, events)
-        self._whole = True
-        return list(events.values())
+            done += 1
+        return steps
 
     def _gather(self, runs: Sequence[Run], events: dict[int, Event]) -> None:
         """Wait for programs, and add their results to the events."""
@@ -400,52 +439,30 @@ class Engine:
 
     def _choose(self, active: list[int], most: int) -> tuple[int, TreeConfig | None, int]:
         """Choose the batch size, tree and number of steps of the next decode program."""
-        parts = self._scheduler.parts
-        fullest = max(sum(index in part for index in active) for part in parts)
-        rows = self._trees.rows_for(fullest * len(parts))
+        rows = self._batch_size(active)
         requests = [self._scheduler.row(index).request for index in active]
         temperatures = [one.sampling.temperature for one in requests if one.speculate]
         return rows, *self._trees.choose(rows, temperatures, most)
 
+    def _batch_size(self, active: list[int]) -> int:
+        """The smallest compiled batch size for the slots to decode."""
+        parts = self._scheduler.parts
+        fullest = max(sum(index in part for index in active) for part in parts)
+        return self._trees.rows_for(fullest * len(parts))
+
     def _collect(
         self, run: Run, gains: Gains, done: Any, finished: float, events: dict[int, Event]
     ) -> None:
-        """Add the results of one program to the events."""
-        calls = gained = 0
-        for at, index in run.slots.items():
-            row = self._scheduler.slots[index]
-            if gains.prompt is not None and row is not None:
-                row.add_scores(gains.prompt, at, run.begins[at])
-            own_calls = int(np.count_nonzero(gains.counts[at]))
-            # A row that was preempted after dispatch reads its last token again; ignore its result.
-            if row is None or not own_calls:
-                continue
-            number, request, prompt = row.number, row.request, () if row.calls else row.prompt
-            new = new_tokens(gains, at, self.sources, row.calls)
-            drafts = new_drafts(gains, at, self.sources, row.calls)
-            row.add(new)
-            before, ended = events.get(number, Event(number, [])), None
-            if done[at]:
-                ended = "stop" if row.text[-1] in row.arrays.stop_tokens else "length"
-                if row.text[-1] == NO_CHOICE:
-                    ended = "not numbers"
-                    new.pop()
-                self._free(index)
-            elif row.matcher is not None and row.matcher.failed:
-                ended = "grammar"
-                self._free(index)
-            drafts = [*before.drafted, *drafts]
-            prompt = before.prompt or prompt
-            events[number] = Event(number, before.decided + new, ended, drafts, prompt)
-            if run.program:
-                self.counters.add(new, own_calls, drafts)
-                calls += request.speculate * own_calls
-                gained += request.speculate * len(new)
+        """Add the results of one program to the events, and free the slots of ended requests."""
+        slots, counters = self._scheduler.slots, self.counters
+        taken = take_results(run, gains, done, slots, self.sources, events, counters)
+        for index in taken.ended:
+            self._free(index)
         if run.program:
             steps = int(np.count_nonzero(np.asarray(gains.counts).any(axis=0)))
-            self.counters.steps += steps
+            counters.steps += steps
             seconds = None if run.began is None or not steps else (finished - run.began) / steps
-            self._trees.add(*run.program, steps, calls, gained, seconds)
+            self._trees.add(*run.program, steps, taken.calls, taken.gained, seconds)
 
     @property
     def sources(self) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """The decode state on the device, and the host code that starts programs on it, one by one."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redrafter_jax.config import MirrorConfig, TreeConfig
@@ -13,9 +13,16 @@ from redrafter_jax.engine.chunks import (
     next_batch,
     next_chunk,
 )
-from redrafter_jax.engine.device import decode_rows, empty_rows, read_rows, write_texts
+from redrafter_jax.engine.device import (
+    Chunk,
+    decode_rows,
+    read_and_decode_rows,
+    read_rows,
+    write_texts,
+)
 from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
+from redrafter_jax.engine.state import empty_rows
 from redrafter_jax.models.projection import lender_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import place
@@ -128,14 +135,10 @@ class Runner:
 
     def read(self, read: Pass) -> Run:
         """Dispatch one prefill pass."""
-        slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
-        if any(self._scheduler.row(index).cached for index in read.admitted.values()):
-            self.write(read.admitted)
-        rows = {at: self._scheduler.row(index) for at, index in read.places.items()}
-        begins, V = {at: row.cached for at, row in rows.items()}, self.target.config.vocab_size
+        rows, V = self._rows(read.places), self.target.config.vocab_size
+        begins = {at: row.cached for at, row in rows.items()}
         scores = any(row.scores for row in rows.values())
-        chunk = next_chunk(slots, read.places, size, self._shape, self._idle)
-        self._tell_pages()
+        chunk = self._next_chunk(read)
         self.state, result = read_rows(
             self.target,
             self._reader,
@@ -152,6 +155,32 @@ class Runner:
         # their passes after it.
         self._scheduler.publish()
         return Run(read.places, result, None, begins=begins)
+
+    def joins(self, indices: Iterable[int]) -> bool:
+        """Whether `read_and_decode` takes these slots: it has no controls, grammars or scores."""
+        rows = map(self._scheduler.row, indices)
+        return not any(row.scores or row.matcher or row.request.sampling.adjusts for row in rows)
+
+    def read_and_decode(self, read: Pass, active: list[int], rows: int) -> tuple[Run, Run]:
+        """Dispatch a prefill pass and a decode step without a draft as one program.
+
+        Args:
+          read: the rows of the prefill pass.
+          active: the slots to decode, none of which reads.
+          rows: batch size of the program, at least the number of slots to decode.
+
+        Returns:
+          The prefill pass; the step. Neither is timed.
+        """
+        begins = {at: row.cached for at, row in self._rows(read.places).items()}
+        chunk = self._next_chunk(read)
+        batch, places = next_batch(active, rows, self._scheduler.parts)
+        placed: Any = place((chunk, batch), self.target.mesh)
+        self.state, reading, step = read_and_decode_rows(
+            self.target, self.drafter, self.state, *placed, top=self._top
+        )
+        self._scheduler.publish()
+        return Run(read.places, reading, None, begins=begins), Run(places, step, (rows, None))
 
     def decode(
         self,
@@ -176,7 +205,7 @@ class Runner:
         batch, places = next_batch(active, rows, self._scheduler.parts)
         self._tell_pages()
         placed: Any = place(batch, self.target.mesh)
-        own = {at: self._scheduler.row(index) for at, index in places.items()}
+        own = self._rows(places)
         controls = self._controls(own, rows)
         masks = first_masks(own, rows, self.target.config.vocab_size)
         program = rows, tree, controls is not None, masks is not None
@@ -197,6 +226,18 @@ class Runner:
             asked = placed, steps, controls
             self.state, result = decode_rows(*models, *asked, tree=tree, steps=most, top=self._top)
         return Run(places, result, (rows, tree), began)
+
+    def _next_chunk(self, read: Pass) -> Chunk:
+        """The input of a prefill pass, after the texts of its rows and the page tables are set."""
+        if any(row.cached for row in self._rows(read.admitted).values()):
+            self.write(read.admitted)
+        slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
+        chunk = next_chunk(slots, read.places, size, self._shape, self._idle)
+        self._tell_pages()
+        return chunk
+
+    def _rows(self, places: Mapping[int, int]) -> dict[int, Row]:
+        return {at: self._scheduler.row(index) for at, index in places.items()}
 
     def _controls(self, rows: Mapping[int, Row], count: int) -> Controls | None:
         """Controls of the requests at these places of a batch; None if there are none."""

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.config import LongRopeScaling, RopeScaling, TargetConfig, YarnScaling
 from redrafter_jax.models.attention import prefill_attention, tree_attention
@@ -32,7 +32,7 @@ _FEW_ROWS = 64
 
 # The hidden states, and the keys and the values of each layer.
 _PerLayer = tuple[Float[Array, "B T K H"], ...]
-_Read = tuple[Float[Array, "B T Z"], _PerLayer, _PerLayer]
+Passed = tuple[Float[Array, "B T Z"], _PerLayer, _PerLayer]
 
 
 class Decoder(nnx.Module):
@@ -58,7 +58,7 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "B T"],
         segments: Int[Array, "B T"] | None = None,
         context_layers: tuple[int, ...] = (),
-    ) -> _Read:
+    ) -> Passed:
         """Run a causal pass over left-aligned sequences.
 
         Args:
@@ -92,7 +92,6 @@ class Decoder(nnx.Module):
         tree: TokenTree,
         cache: KVCache,
         context_layers: tuple[int, ...] = (),
-        nodes: Int[Array, " M"] | None = None,
     ) -> Verified:
         """Run a pass over the nodes of a tree, which follows the cached tokens.
 
@@ -104,11 +103,7 @@ class Decoder(nnx.Module):
           tree: the trees.
           cache: the target's layers of the cache.
           context_layers: indices of the context layers, as in `forward`.
-          nodes: numbers of the nodes to run, from `share_nodes`; the results at other nodes are
-            garbage. None runs all nodes.
         """
-        if nodes is not None:
-            return self._forward_some(tree, cache, context_layers, nodes)
         N = tree.tokens.shape[1]
         tokens, depth, mask = self._widen(tree)
         hidden, keys, values = self._below(cache, tokens, depth, mask, context_layers)
@@ -125,7 +120,7 @@ class Decoder(nnx.Module):
         """Run the first `layer` layers of `tree_forward`; `cache` may hold these layers only."""
         tokens, depth, mask = self._widen(tree)
         positions = cache.lengths[:, None] + depth
-        attend_in = partial(self._attend_below, cache=cache, mask=mask)
+        attend_in = partial(self.attend_below, cache=cache, mask=mask)
         embedded = self.embed(tokens)
         return self._through(embedded, positions, attend_in, range(layer), context_layers)
 
@@ -139,7 +134,7 @@ class Decoder(nnx.Module):
         """Run the layers that `begin_tree` has left; return the result of `tree_forward`."""
         _, depth, mask = self._widen(tree)
         positions = cache.lengths[:, None] + depth
-        attend_in = partial(self._attend_below, cache=cache, mask=mask)
+        attend_in = partial(self.attend_below, cache=cache, mask=mask)
         left = range(len(begun.keys), len(self.layers))
         rest = self._through(begun.hidden, positions, attend_in, left, context_layers)
         whole = rest._replace(context=begun.context + rest.context)
@@ -176,37 +171,6 @@ class Decoder(nnx.Module):
         # to them.
         return jnp.maximum(tokens, 0), depth, mask
 
-    def _forward_some(
-        self,
-        tree: TokenTree,
-        cache: KVCache,
-        context_layers: tuple[int, ...],
-        nodes: Int[Array, " M"],
-    ) -> Verified:
-        """Run `tree_forward` for M nodes, which are packed into one row except in attention."""
-        B, N = tree.tokens.shape
-        place = jnp.zeros(B * N, jnp.int32).at[nodes].set(jnp.arange(len(nodes)))
-
-        def pack(whole: Shaped[Array, "B N ..."]) -> Shaped[Array, "1 M ..."]:
-            return whole.reshape(B * N, *whole.shape[2:])[nodes][None]
-
-        def unpack(packed: Shaped[Array, "1 M ..."]) -> Shaped[Array, "B N ..."]:
-            return packed[0, place].reshape(B, N, *packed.shape[2:])
-
-        mask = tree.mask | jnp.eye(N, dtype=bool)
-
-        def attend_in(layer: int) -> Attend:
-            attend = self._attend_below(layer, cache, mask)
-            return lambda *heads: pack(attend(*map(unpack, heads)))
-
-        positions = pack(cache.lengths[:, None] + tree.depth)
-        tokens = pack(jnp.maximum(tree.tokens, 0))
-        hidden, keys, values = self.run(tokens, positions, attend_in, context_layers)
-        logits = unpack(self.logits(hidden))
-        return Verified(
-            logits, unpack(hidden), tuple(map(unpack, keys)), tuple(map(unpack, values))
-        )
-
     def extend(
         self,
         tokens: Int[Array, "B C"],
@@ -225,13 +189,18 @@ class Decoder(nnx.Module):
         Returns:
           The hidden states, as in `forward`, and the cache with the keys and values of the tokens.
         """
+        return append_chunk(cache, self.chunk_forward(tokens, cache, context_layers), count)
+
+    def chunk_forward(
+        self,
+        tokens: Int[Array, "B C"],
+        cache: KVCache,
+        context_layers: tuple[int, ...] = (),
+    ) -> Passed:
+        """Run the pass of `extend`, without writing to the cache."""
         B, C = tokens.shape
         depth = jnp.broadcast_to(jnp.arange(C), (B, C))
-        chain = jnp.broadcast_to(jnp.tri(C, dtype=bool), (B, C, C))
-        hidden, keys, values = self._below(cache, tokens, depth, chain, context_layers)
-        # Barrier: all reads of the cache must precede the in-place write; see `finish`.
-        hidden, lengths = jax.lax.optimization_barrier((hidden, cache.lengths))
-        return hidden, append(cache._replace(lengths=lengths), keys, values, count)
+        return self._below(cache, tokens, depth, chain_mask(B, C), context_layers)
 
     def run(
         self,
@@ -239,7 +208,7 @@ class Decoder(nnx.Module):
         positions: Int[Array, "B T"],
         attend_in: Callable[[int], Attend],
         context_layers: tuple[int, ...] = (),
-    ) -> _Read:
+    ) -> Passed:
         """Run the layers; `attend_in` decides what a token attends to.
 
         Args:
@@ -368,18 +337,18 @@ class Decoder(nnx.Module):
         depth: Int[Array, "B T"],
         mask: Bool[Array, "B T T"],
         context_layers: tuple[int, ...],
-    ) -> _Read:
+    ) -> Passed:
         """Call `run` for tokens that follow the cached tokens, at positions `lengths + depth`.
 
         A token attends to the cache, and to the tokens that the mask allows.
         """
 
         def attend_in(layer: int) -> Attend:
-            return self._attend_below(layer, cache, mask)
+            return self.attend_below(layer, cache, mask)
 
         return self.run(tokens, cache.lengths[:, None] + depth, attend_in, context_layers)
 
-    def _attend_below(self, layer: int, cache: KVCache, mask: Bool[Array, "B T T"]) -> Attend:
+    def attend_below(self, layer: int, cache: KVCache, mask: Bool[Array, "B T T"]) -> Attend:
         """Return the attention of a layer to the cache, and between tokens by the mask."""
         return lambda q, k, v: tree_attention(
             q,
@@ -393,6 +362,21 @@ class Decoder(nnx.Module):
             scale=self.config.attention_scale,
             window=self.config.window_of(layer),
         )
+
+
+def append_chunk(
+    cache: KVCache, passed: Passed, count: Int[Array, " B"]
+) -> tuple[Float[Array, "B C Z"], KVCache]:
+    """Append the tokens of `chunk_forward` to the cache; returns what `extend` does."""
+    hidden, keys, values = passed
+    # Barrier: all reads of the cache must precede the in-place write; see `finish`.
+    hidden, lengths = jax.lax.optimization_barrier((hidden, cache.lengths))
+    return hidden, append(cache._replace(lengths=lengths), keys, values, count)
+
+
+def chain_mask(batch: int, length: int) -> Bool[Array, "B T T"]:
+    """Return the ancestor mask of B chains of T tokens."""
+    return jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, length, length))
 
 
 Target = Model[TargetConfig, Decoder]

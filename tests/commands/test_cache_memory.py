@@ -9,7 +9,7 @@ import pytest
 from redrafter_jax import InputError
 from redrafter_jax.commands.cache_memory import default_cache_memory, longest_text
 from redrafter_jax.drafters.base import RootOnly
-from redrafter_jax.engine.device import page_bytes
+from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
 

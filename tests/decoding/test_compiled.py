@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import prod
 from typing import NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from needs import needs_compiler
 from places import CONFIGS
+from written_arrays import moved_sizes
 
 from eval.abstract import abstract_drafter, abstract_state, abstract_target, bytes_of
 from eval.launches import ROWS
@@ -215,12 +215,6 @@ def test_nothing_goes_to_the_host_inside_the_loop(step: Step) -> None:
     assert "S(5)" not in step.compiled.hlo, "host memory"
     targets = set(re.findall(r'custom_call_target="([^"]*)"', step.compiled.hlo))
     assert targets <= {"__gpu$TopK", "mosaic_gpu_v2"}
-
-
-def moved_sizes(hlo: str) -> set[int]:
-    """Elements of every array that a copy or a transposition makes, within fusions too."""
-    shapes = re.findall(r"= \w+\[([\d,]*)\]\S* (?:copy|transpose|copy-start)\(", hlo)
-    return {prod(int(length) for length in shape.split(",") if length) for shape in shapes}
 
 
 class Thunk(NamedTuple):

@@ -17,9 +17,10 @@ from eval.abstract import random_state
 from pallas_kernels.tree_attention import PAGE
 from redrafter_jax.drafters.base import Drafter, as_drafter
 from redrafter_jax.engine.chunks import idle_row, make_row, next_chunk
-from redrafter_jax.engine.device import Chunk, empty_rows, read_rows
+from redrafter_jax.engine.device import Chunk, read_rows
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.engine.scheduler import Row
+from redrafter_jax.engine.state import empty_rows
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import DecodeState
 

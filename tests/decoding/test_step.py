@@ -27,8 +27,9 @@ from redrafter_jax import (
 from redrafter_jax.decoding.step import finish
 from redrafter_jax.drafters.base import LoadedHead, RootOnly, bind_drafter
 from redrafter_jax.engine import runner
-from redrafter_jax.engine.device import decode_rows, row_shapes
+from redrafter_jax.engine.device import decode_rows
 from redrafter_jax.engine.requests import Batch, slots_for
+from redrafter_jax.engine.state import row_shapes
 from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.model import Model

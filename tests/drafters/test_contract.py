@@ -35,9 +35,9 @@ from redrafter_jax import (
 from redrafter_jax.drafters.base import LoadedHead, as_drafter
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.drafters.self_drafter import SelfDrafter
-from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
+from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.cache import slots_of
 from redrafter_jax.models.target import Target
@@ -208,6 +208,7 @@ def test_requests_come_go_and_are_cancelled(
         stop_tokens=STOPS,
         steps_per_call=2,
         prefill_chunk=8,
+        prefill_joins=True,
     )
     told: dict[int, Event] = {}
     cancelled = set()

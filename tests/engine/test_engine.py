@@ -14,7 +14,7 @@ from engine_runs import ROWS, STOPS, gather, generated, make_requests, run
 from tiny_models import forgetful_target, imitating_drafter, tiny_config
 from toy_drafters import RepeatLargest
 
-from redrafter_jax import TreeConfig
+from redrafter_jax import SamplingConfig, TreeConfig
 from redrafter_jax.engine import runner as runner_module
 from redrafter_jax.engine import trees as trees_module
 from redrafter_jax.engine.engine import Engine
@@ -72,7 +72,7 @@ def make_engine(shallow_target: Target) -> MakeEngine:
 def device(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Is told what the engine calls on its device, and calls it."""
     device = Mock()
-    for name in ("read_rows", "decode_rows"):
+    for name in ("read_rows", "decode_rows", "read_and_decode_rows"):
         watched = getattr(device, name)
         watched.side_effect = getattr(runner_module, name)
         monkeypatch.setattr(runner_module, name, watched)
@@ -96,17 +96,19 @@ LARGER = TreeConfig(beam_width=3, draft_rounds=5)
 
 
 @pytest.mark.parametrize(
-    ("seed", "few"),
+    ("seed", "few", "joins"),
     [
-        *((seed, None) for seed in range(3)),
-        pytest.param(3, LARGER, marks=pytest.mark.long),
+        *((seed, None, False) for seed in range(2)),
+        (2, None, True),
+        pytest.param(3, LARGER, False, marks=pytest.mark.long),
     ],
 )
 def test_every_request_gets_what_generate_gives_it(
-    shallow_target: Target, make_engine: MakeEngine, seed: int, few: TreeConfig | None
+    shallow_target: Target, make_engine: MakeEngine, seed: int, few: TreeConfig | None, joins: bool
 ) -> None:
     chance = random.Random(seed)
-    engine, requests = make_engine(tree=table_of(few)), make_requests(seed, ROWS)
+    engine = make_engine(tree=table_of(few), prefill_joins=joins)
+    requests = make_requests(seed, ROWS)
     trees = {rows: [tree for r, tree in engine._trees.programs if r == rows] for rows in (1, 4)}
 
     def choose(
@@ -304,6 +306,35 @@ def test_a_long_prompt_is_admitted_and_then_stops_nobody_for_more_than_a_chunk(
         assert [len(events[number].tokens) for number in running] == [STEPS] * 2
         assert (long in events) == (passes == 7), "50 tokens are seven chunks of 8"
     device.admitted.assert_called_once_with(long, 0)
+
+
+def test_a_chunk_joins_a_step_of_rows_that_decode(
+    shallow_target: Target, make_engine: MakeEngine, device: Mock
+) -> None:
+    engine = make_engine(prefill_joins=True)
+    requests = [Request([n], 40, n, stop_tokens=(), speculate=False) for n in range(2)]
+    told: dict[int, Event] = {}
+    for request in requests:
+        engine.submit(request)
+        gather(told, engine.advance())
+    long = Request([n % 24 for n in range(20)], 5, 9, stop_tokens=())
+    penalised = long._replace(sampling=SamplingConfig(presence_penalty=1.0))
+    for name, request in (("read_and_decode_rows", long), ("read_rows", penalised)):
+        number = engine.submit(request)
+        for passes in range(1, 4):
+            device.reset_mock()
+            events = {event.number: event for event in engine.advance()}
+            assert [one for one, *_ in device.mock_calls] == [name, "decode_rows"]
+            # One step of the chunk's program, and the others in the next.
+            assert [len(events[row].tokens) for row in range(2)] == [STEPS] * 2
+            assert (number in events) == (passes == 3), "20 tokens are three chunks of 8"
+            gather(told, list(events.values()))
+        while not told[number].ended:
+            gather(told, engine.advance())
+        requests.append(request)
+    told |= run(engine)
+    texts = generated(shallow_target, requests).tokens
+    assert [told[row].tokens for row in range(2, 4)] == texts[2:4]
 
 
 def test_deadlines_end_rows_that_wait_and_rows_that_run(make_engine: MakeEngine) -> None:

@@ -27,6 +27,7 @@ def test_every_request_gets_what_generate_gives_it_on_one_device(
         stop_tokens=STOPS,
         prefill_chunk=8,
         prefill_rows=2,
+        prefill_joins=True,
         row_counts=(),
     )
     engine.warm_up()

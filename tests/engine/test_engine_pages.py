@@ -20,9 +20,9 @@ from redrafter_jax import (
     make_mesh,
     stream,
 )
-from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, QueueFull, Request
+from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
@@ -121,7 +121,9 @@ def test_every_text_is_its_own_in_a_quarter_of_the_pages(
 ) -> None:
     drafter = None if kind == "none" else imitating_eagle(target, "3")
     pages = SLOTS * LENGTH // PAGE // 4
-    engine = engine_of(target, drafter, pages, tree=TREE if drafter else None)
+    # With a drafter chunks are read together with steps.
+    options = {"tree": TREE, "prefill_joins": True} if drafter else {"tree": None}
+    engine = engine_of(target, drafter, pages, **options)
     requests = requests_of(24, 0)
     told = crowd(engine, requests, cancels)
     assert_texts(told, texts_alone(target, requests))
@@ -140,7 +142,8 @@ def test_five_hundred_requests_leave_no_page_behind(target: Target, data: int, s
     drafter = imitating_eagle(target, "3")
     placed = (place(target, mesh), place(drafter, mesh)) if mesh else (target, drafter)
     clock = iter(range(10**9))
-    engine = engine_of(*placed, SLOTS * LENGTH // PAGE // 4, clock=lambda: next(clock))
+    options = {"clock": lambda: next(clock), "prefill_joins": seed == 2}
+    engine = engine_of(*placed, SLOTS * LENGTH // PAGE // 4, **options)
     requests = requests_of(500, seed)
     patient = [
         one._replace(deadline=float(40 * at + 4000) if at % 50 == 7 else one.deadline)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jaxtyping import Array, Int
 from pair_prompts import PROMPTS, asked_with
 from tiny_folders import encode, write_yaml
 from tiny_models import tiny_config
@@ -99,9 +98,8 @@ class Uneven(Decoder):
         tree: TokenTree,
         cache: KVCache,
         context_layers: tuple[int, ...] = (),
-        nodes: Int[Array, " M"] | None = None,
     ) -> Verified:
-        verified = super().tree_forward(tree, cache, context_layers, nodes)
+        verified = super().tree_forward(tree, cache, context_layers)
         many = tree.tokens.shape[1] > 1
         # On a mesh, of this device's part of the scores.
         V, size = self.config.vocab_size, verified.logits.shape[-1]

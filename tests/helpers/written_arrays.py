@@ -21,3 +21,9 @@ def written_shapes(hlo: str) -> set[tuple[int, ...]]:
         )
         shapes |= {tuple(int(one) for one in shape.split(",") if one != "1") for shape in made}
     return shapes
+
+
+def moved_sizes(hlo: str) -> set[int]:
+    """Elements of every array that a copy or a transposition makes, within fusions too."""
+    shapes = re.findall(r"= \w+\[([\d,]*)\]\S* (?:copy|transpose|copy-start)\(", hlo)
+    return {prod(int(length) for length in shape.split(",") if length) for shape in shapes}

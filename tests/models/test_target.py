@@ -8,7 +8,6 @@ import pytest
 from tiny_models import cast, random_target, tiny_config
 from trees import tree_of
 
-from redrafter_jax.drafters.tree import pad_nodes
 from redrafter_jax.models.cache import append, init_cache
 from redrafter_jax.models.target import Target
 from redrafter_jax.types import KVCache, TokenTree, Verified
@@ -33,8 +32,8 @@ def cached_prefix(target: Target, tokens: Any, lengths: Any) -> KVCache:
 
 
 @jax.jit
-def verify(target: Target, tree: TokenTree, cache: KVCache, nodes: Any = None) -> Verified:
-    return target.merge().tree_forward(tree, cache, nodes=nodes)
+def verify(target: Target, tree: TokenTree, cache: KVCache) -> Verified:
+    return target.merge().tree_forward(tree, cache)
 
 
 def pad(sequences: list[list[int]], width: int = S) -> np.ndarray:
@@ -69,21 +68,6 @@ def test_each_node_says_what_the_text_that_leads_to_it_says(target: Target) -> N
     np.testing.assert_allclose(
         np.asarray(verified.logits).reshape(18, -1), logits[every, last], rtol=0, atol=5e-5
     )
-
-
-def test_some_nodes_say_what_they_say_among_all(target: Target) -> None:
-    tokens, parents = random_trees(9)
-    cache = cached_prefix(target, pad(PREFIXES), np.asarray([7, 3], np.int32))
-    tree = tree_of(tokens, parents)
-    whole = verify(target, tree, cache)
-    # Three rows' worth of room: with every node all of its ancestors.
-    kept = [0, *oracles.ancestors(parents[0], 8), 9, *(9 + n for n in range(1, 5))]
-    nodes = sorted(set(kept))
-    live = np.isin(np.arange(18), nodes).reshape(2, 9)
-    some = verify(target, pad_nodes(tree, jnp.asarray(live)), cache, jnp.asarray(nodes, jnp.int32))
-    for ours, theirs in zip(jax.tree.leaves(some), jax.tree.leaves(whole), strict=True):
-        flat = np.asarray(ours).reshape(18, -1)[nodes], np.asarray(theirs).reshape(18, -1)[nodes]
-        np.testing.assert_allclose(*flat, rtol=0, atol=5e-5)
 
 
 def test_sequences_that_share_a_row_do_not_know_of_each_other() -> None:
