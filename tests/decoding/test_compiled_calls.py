@@ -106,15 +106,15 @@ def test_a_product_of_a_whole_weight_would_be_seen() -> None:
     assert weight.shape in written_shapes(compiled.hlo)
 
 
-# Norm; projections; their rotation; attention; its merge; output; the residual's sum; norm; gate
-# and up; their product; down; the residual's sum.
+# Projections; their rotation; attention; its merge; output; the residual's sum and its norm; gate
+# and up; their product; down; the residual's sum and its norm.
 @pytest.mark.parametrize("nodes", [1, 32])
-def test_a_layer_is_twelve_launches_that_read_little_but_its_weights(nodes: int) -> None:
+def test_a_layer_is_ten_launches_that_read_little_but_its_weights(nodes: int) -> None:
     few, more = (
         compile_call(replace(LLAMA, num_hidden_layers=layers), nodes, 1) for layers in (1, 3)
     )
     one, three = step_launches(few.hlo), step_launches(more.hlo)
-    assert len(three) - len(one) <= 2 * 12
+    assert len(three) - len(one) <= 2 * 10
 
     def moved(launches: list[Launch]) -> int:
         return sum(launch.times * (launch.reads + launch.writes) for launch in launches)
