@@ -21,8 +21,8 @@ PAGES, K, H = 6, 2, 128
 def random_inputs(layers: int = 3, H: int = H) -> dict[str, Any]:
     """Tokens at the edges of pages, in the last slot and the first; one has no page."""
     random = np.random.default_rng(0)
-    page = np.array([[0, 1, PAGES], [4, 3, 3]], np.int32)
-    slot = np.array([[PAGE - 1, 0, 0], [PAGE - 1, 0, 1]], np.int32)
+    page = jnp.asarray([[0, 1, PAGES], [4, 3, 3]])
+    slot = jnp.asarray([[PAGE - 1, 0, 0], [PAGE - 1, 0, 1]])
 
     def arrays(*shape: int) -> tuple[Any, ...]:
         return tuple(jnp.asarray(random.normal(size=shape), jnp.bfloat16) for _ in range(layers))
@@ -33,11 +33,11 @@ def random_inputs(layers: int = 3, H: int = H) -> dict[str, Any]:
 
 def expected_output(inputs: dict[str, Any]) -> list[np.ndarray]:
     written = [np.array(layer) for layer in inputs["layers"]]
+    pages, slots = np.asarray(inputs["page"]), np.asarray(inputs["slot"])
     for layer, rows in zip(written, inputs["fresh"], strict=True):
-        for batch, token in np.ndindex(inputs["page"].shape):
-            page, slot = inputs["page"][batch, token], inputs["slot"][batch, token]
-            if page < PAGES:
-                layer[page, :, slot] = np.asarray(rows)[batch, token]
+        for at in np.ndindex(pages.shape):
+            if pages[at] < PAGES:
+                layer[pages[at], :, slots[at]] = np.asarray(rows)[at]
     return written
 
 
@@ -68,7 +68,7 @@ def test_the_kernel_writes_what_the_specification_does() -> None:
 
 def test_tokens_at_the_same_place_would_be_seen_to_race() -> None:
     inputs = random_inputs(layers=1)
-    _, raced = run_kernel(inputs | {"slot": np.zeros_like(inputs["slot"])})
+    _, raced = run_kernel(inputs | {"slot": jnp.zeros_like(inputs["slot"])})
     assert raced
 
 
@@ -109,7 +109,7 @@ def test_one_kernel_writes_all_layers_in_place() -> None:
         ({"layers": (), "fresh": ()}, "there are 0 layers and new rows for 0; it needs one or"),
         ({"fresh": ()}, "there are 3 layers and new rows for 0"),
         (
-            {"slot": np.zeros((2, 4), np.int32)},
+            {"slot": jnp.zeros((2, 4), int)},
             r"slot has shape \(2, 4\), but layers\[0\] \(6, 2, 64, 128\) and page \(2, 3\) need "
             r"\(2, 3\)\.",
         ),
@@ -127,7 +127,7 @@ def test_shapes_that_do_not_fit_are_refused(changed: dict[str, Any], message: st
     [
         (random_inputs(H=64), "its heads must have 128 numbers, but have 64"),
         (
-            random_inputs() | dict.fromkeys(("page", "slot"), np.zeros((2, 129), np.int32)),
+            random_inputs() | dict.fromkeys(("page", "slot"), jnp.zeros((2, 129), int)),
             "it writes up to 256 tokens, but there are 258",
         ),
         (
