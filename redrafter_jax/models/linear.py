@@ -21,7 +21,7 @@ from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce, has_others, shard_start
 
 # Number of parts of `product_in_parts`, and the most rows for which writing them costs little.
-_PARTS, _MOST_ROWS = 8, 32
+_PARTS, _MOST_ROWS = 8, 64
 # Group sizes of int4; the first one that divides the inputs is used.
 GROUP_SIZES = (128, 64, 32)
 

@@ -70,7 +70,8 @@ WIDE = tiny_config(
         (8, {"zero_centered_norms": True}, 6),
         (8, {"attention_output_bias": True}, 3),
         (8, {"output_norms": True}, 0),
-        (40, {}, 0),
+        (64, {}, 6),
+        (72, {}, 0),
     ],
     ids=str,
 )
