@@ -63,7 +63,8 @@ DEFINITIONS = {
     "launches_in_a_layer": "difference between programs with more and with fewer layers, per layer",
     "rows": "greedy; sampled, without filters; filtered, by top-k, top-p and min-p",
     "moved_bytes": "operands and results of every launch, each once; only the slices or rows of an "
-    "operand that are read, and only the update of an array that is updated in place",
+    "operand that are read, and only the update of an array that is updated in place, for a kernel "
+    "that is not XLA's at most what it reads of other operands",
     "least_bytes": "bytes that bound a step of the baseline, or of the tree with its draft, plus "
     "the target's logits, written once and read once",
     "milliseconds": "moved bytes / peak bandwidth + launches x launch_microseconds: the time of "

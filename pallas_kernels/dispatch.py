@@ -5,14 +5,14 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
-from jaxtyping import Array
 
 _TILE_ROWS = 8
 
 Implementation = Literal["reference", "mosaic_gpu", "mosaic_gpu_interpret"]
+Result = TypeVar("Result")
 
 
 def dispatch(
@@ -20,15 +20,15 @@ def dispatch(
     arrays: tuple[Any, ...],
     implementation: Implementation | None,
     *,
-    reference: Callable[..., Array],
+    reference: Callable[..., Result],
     unsupported: Callable[..., str | None],
-    kernel: Callable[[], Callable[..., Array]],
-) -> Array:
+    kernel: Callable[[], Callable[..., Result]],
+) -> Result:
     """Run an implementation of an interface on these arrays.
 
     Args:
       name: name of the interface.
-      arrays: the arguments, which may include None.
+      arrays: the arguments, which may include None and tuples.
       implementation: a named implementation, or None for the kernel if it can run, and otherwise
         the reference.
       reference: the specification, written in jnp.

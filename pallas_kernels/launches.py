@@ -6,7 +6,8 @@
 A launch is an instruction that XLA's GPU runtime starts separately: fusions, custom calls, copies
 and collectives. Its bytes are those of its operands and results, each counted once, as if nothing
 were read twice or cached by the GPU. If only slices or rows of an operand are read, only these
-count. If an array is updated in place, only the update counts.
+count. If an array is updated in place, only the update counts; if a custom call updates it, at most
+what the call reads of its other operands counts.
 """
 
 import re
@@ -114,11 +115,18 @@ def _launches(
             yield Launch(one.name, _operation(one), times, reads, writes)
 
 
+_IN_PLACE = re.compile(r"(?<=[{ ])\{\d*\}: \((\d+), \{\}")
+
+
 def _moved(
     computations: Mapping[str, Computation], around: Computation, one: Instruction
 ) -> tuple[int, int]:
     """Bytes that a launch reads and writes."""
     operands = [size_of(around[name].shape) for name in one.operands]
+    if updated := [int(at) for at in _IN_PLACE.findall(one.attributes)]:
+        # Which part of these is written cannot be seen: at most as much as is read.
+        reads = sum(operands) - sum(operands[at] for at in updated)
+        return reads, min(reads, size_of(one.shape))
     if not one.opcode.startswith("fusion"):
         shape = _started(one.shape) if one.opcode.endswith("-start") else one.shape
         return sum(operands), size_of(shape)

@@ -3,7 +3,7 @@
 The beams that the search extends form the token tree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,11 @@ from redrafter_jax.drafters.head_drafter import HeadDrafter
 from redrafter_jax.drafters.own_layer import read_decided
 from redrafter_jax.drafters.recurrent_head import RecurrentConfig, RecurrentHead
 from redrafter_jax.drafters.tree import build_tree
-from redrafter_jax.models.linear import Weight, read_rows
+from redrafter_jax.models.linear import QuantizedWeight, Weight, read_rows
+from redrafter_jax.models.projection import Lender
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.mesh import check_target
+from redrafter_jax.parallel.model import Model
 from redrafter_jax.sampling import on_gpu
 from redrafter_jax.types import (
     Beams,
@@ -106,6 +108,20 @@ class RecurrentDrafter(HeadDrafter):
         super().check(target)
         if self.config.attention and self.model.mesh is not None:
             check_target(self.config.layer, self.model.mesh, "recurrent head")
+
+    def prepare(self, lender: Lender) -> "RecurrentDrafter":
+        """Return the drafter with what it borrows; on a GPU, with the cell's weights joined."""
+        prepared = super().prepare(lender)
+        assert isinstance(prepared, RecurrentDrafter)
+        model, config = self.model, self.config
+        if not on_gpu() or config.cell != "simple" or model.mesh is not None:
+            return prepared
+        head: RecurrentHead = model.merge()
+        kernels = head.rnn_w.kernel.get_value(), head.rnn_u.kernel.get_value()
+        if hasattr(head, "rnn_joined") or any(isinstance(one, QuantizedWeight) for one in kernels):
+            return prepared
+        head.join_cell()
+        return replace(prepared, model=Model.split(model.config, head))
 
     def empty(self, target: Decoder, rows: int) -> Float[Array, "B own"]:
         if not self.config.attention:

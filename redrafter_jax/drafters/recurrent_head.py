@@ -209,6 +209,10 @@ class RecurrentHead(TrainedHead):
             case "sum":
                 return embedding if state is None else state + embedding
             case "simple":
+                if state is not None and hasattr(self, "rnn_joined"):
+                    both = jnp.concatenate([embedding, state], axis=-1)
+                    joined = linear(both, self.rnn_joined.get_value())
+                    return jax.nn.silu(joined + self.rnn_u.bias[...])
                 return jax.nn.silu(self.rnn_w(embedding) + recur(self.rnn_u))
             case "gru":
                 reset_e, update_e, candidate_e = jnp.split(self.gru_w(embedding), 3, axis=-1)
@@ -218,6 +222,12 @@ class RecurrentHead(TrainedHead):
                 candidate = jnp.tanh(candidate_e + reset * candidate_s)
                 kept = 0 if state is None else update * state
                 return (1 - update) * candidate + kept
+
+    def join_cell(self) -> None:
+        """Store W above U too, so that a GPU runs one product for both; plain weights only."""
+        self.rnn_joined = nnx.Param(
+            jnp.concatenate([self.rnn_w.kernel[...], self.rnn_u.kernel[...]])
+        )
 
     def inputs(
         self, context: Float[Array, "... D"], state: Float[Array, "... D"]

@@ -1,10 +1,11 @@
-"""Attention of the target; the only module that imports the attention kernel."""
+"""Attention of the target; the only module that imports the kernels of attention and its cache."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention import PAGE as PAGE
 from pallas_kernels.tree_attention import tree_attention as tree_attention
+from pallas_kernels.write_rows import write_rows as write_rows
 
 # Queries per block. Blocks bound the scores to [B, Q, 128, T], and skip the keys after the block.
 _BLOCK = 128

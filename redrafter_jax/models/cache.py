@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.models.attention import PAGE
+from redrafter_jax.models.attention import PAGE, write_rows
 from redrafter_jax.parallel.collectives import shard_size
 from redrafter_jax.types import CacheShape, KVCache
 
@@ -89,14 +89,11 @@ def append(
     none = pages + jnp.arange(B * T).reshape(B, T)
     page = jnp.where(places < count[:, None], own, none)
 
-    def write(
-        layer: Float[Array, "pages K page H"], fresh: Float[Array, "B T K H"]
-    ) -> Float[Array, "pages K page H"]:
-        return layer.at[page, :, at % PAGE].set(fresh, mode="drop", unique_indices=True)
-
+    written = write_rows(cache.keys + cache.values, keys + values, page, at % PAGE)
+    L = len(keys)
     return cache._replace(
-        keys=tuple(map(write, cache.keys, keys)),
-        values=tuple(map(write, cache.values, values)),
+        keys=written[:L],
+        values=written[L:],
         lengths=cache.lengths + count,
     )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,14 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from redrafter_jax.config import TargetConfig
-from redrafter_jax.models.linear import Joint, joined_linear, joined_param, linear
+from redrafter_jax.models.linear import (
+    Joint,
+    add_norm,
+    joined_linear,
+    joined_param,
+    linear,
+    product_in_parts,
+)
 from redrafter_jax.models.rotary import rotate
 from redrafter_jax.parallel.collectives import all_reduce
 
@@ -54,10 +62,20 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Return the block's output, and the rotated keys and the values of the tokens in x."""
+        attended, k, v = self.attend(x, angles, attend)
+        return self.project(attended), k, v
+
+    def attend(
+        self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
+    ) -> tuple[Float[Array, "B T QH"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """Return the heads' outputs side by side, and keys and values as `__call__` does."""
         q, k, v = self._heads(x, angles)
-        attended = attend(q, k, v).reshape(*x.shape[:2], -1)
+        return attend(q, k, v).reshape(*x.shape[:2], -1), k, v
+
+    def project(self, attended: Float[Array, "B T QH"]) -> Float[Array, "B T D"]:
+        """Apply the output projection."""
         projected = all_reduce(linear(attended, self.o_proj.get_value()))
-        return projected if self.o_bias is None else projected + self.o_bias[...], k, v
+        return projected if self.o_bias is None else projected + self.o_bias[...]
 
     def keys_and_values(
         self, x: Float[Array, "B T I"], angles: Angles
@@ -105,9 +123,51 @@ class FeedForward(nnx.Module):
         self.down_proj = nnx.Param(_draw(rngs, (inner, width)))
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.project(self.gated(x))
+
+    def gated(self, x: Float[Array, "B T D"]) -> Float[Array, "B T inner"]:
+        """Return the product of gate and up projection."""
         gate, up = jnp.split(joined_linear(x, self.gate_up_proj), 2, axis=-1)
-        gated = (_ACTIVATIONS[self.config.hidden_act](gate) * up).reshape(*x.shape[:2], -1)
+        return (_ACTIVATIONS[self.config.hidden_act](gate) * up).reshape(*x.shape[:2], -1)
+
+    def project(self, gated: Float[Array, "B T inner"]) -> Float[Array, "B T D"]:
+        """Apply the down projection."""
         return all_reduce(linear(gated, self.down_proj.get_value()))
+
+
+class Stream(NamedTuple):
+    """The residual stream between two blocks.
+
+    Attributes:
+      hidden: the stream, without `parts`.
+      parts: from `product_in_parts`, the output of the block before, which the norm of the next
+        block adds in the same kernel; None if `hidden` has it.
+    """
+
+    hidden: Float[Array, "B T D"]
+    parts: Float[Array, "parts B T D"] | None = None
+
+    def whole(self) -> Float[Array, "B T D"]:
+        """Return the stream with its parts."""
+        if self.parts is None:
+            return self.hidden
+        return self.hidden + self.parts.sum(axis=0).astype(self.hidden.dtype)
+
+    def enter(
+        self, norm: nnx.Param, config: TargetConfig
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+        """Return the stream with its parts, and its norm."""
+        if self.parts is None:
+            return self.hidden, normalised(self.hidden, norm, config)
+        *shape, D = self.hidden.shape
+        added, normed = add_norm(
+            self.hidden.reshape(-1, D),
+            self.parts.reshape(len(self.parts), -1, D),
+            norm[...],
+            epsilon=config.rms_norm_eps,
+            zero_centered=config.zero_centered_norms,
+        )
+        return added.reshape(*shape, D), normed.reshape(*shape, D)
 
 
 class DecoderLayer(nnx.Module):
@@ -125,11 +185,29 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        config = self.config
-        attended, k, v = self.self_attn(normalised(x, self.attention_norm, config), angles, attend)
-        x = x + normalised(attended, self.attention_output_norm, config)
-        fed = self.mlp(normalised(x, self.mlp_norm, config))
-        return x + normalised(fed, self.mlp_output_norm, config), k, v
+        stream, k, v = self.through(Stream(x), angles, attend)
+        return stream.whole(), k, v
+
+    def through(
+        self, stream: Stream, angles: Angles, attend: Attend
+    ) -> tuple[Stream, Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """Run the layer on the stream as the layer before leaves it."""
+        attention, config = self.self_attn, self.config
+        x, normed = stream.enter(self.attention_norm, config)
+        attended, k, v = attention.attend(normed, angles, attend)
+        parts = None
+        if attention.o_bias is None and self.attention_output_norm is None:
+            parts = product_in_parts(attended, attention.o_proj.get_value())
+        if parts is None:
+            projected = attention.project(attended)
+            x = x + normalised(projected, self.attention_output_norm, config)
+        x, normed = Stream(x, parts).enter(self.mlp_norm, config)
+        gated, parts = self.mlp.gated(normed), None
+        if self.mlp_output_norm is None:
+            parts = product_in_parts(gated, self.mlp.down_proj.get_value())
+        if parts is None:
+            x = x + normalised(self.mlp.project(gated), self.mlp_output_norm, config)
+        return Stream(x, parts), k, v
 
 
 def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:

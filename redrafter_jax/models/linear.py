@@ -16,10 +16,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num, Shaped
 
+from pallas_kernels.add_norm import add_norm as add_norm
 from pallas_kernels.dispatch import fewest_rows
 from redrafter_jax.config import WeightFormat
-from redrafter_jax.parallel.collectives import all_reduce, shard_start
+from redrafter_jax.parallel.collectives import all_reduce, has_others, shard_start
 
+# Number of parts of `product_in_parts`, and the most rows for which writing them costs little.
+_PARTS, _MOST_ROWS = 8, 64
 # Group sizes of int4; the first one that divides the inputs is used.
 GROUP_SIZES = (128, 64, 32)
 
@@ -80,6 +83,24 @@ def by_rows(
         return product(x)
     of_all = product(jnp.pad(rows, ((0, missing), (0, 0))))
     return of_all[: len(rows)].reshape(*x.shape[:-1], -1)
+
+
+def product_in_parts(
+    x: Float[Array, "B T I"], weight: Weight
+) -> Float[Array, "parts B T O"] | None:
+    """Compute `x @ weight` as float32 parts, which add up to it, for `add_norm` on a GPU.
+
+    XLA for GPUs splits the inputs of such a product, too, to keep all cores reading, and launches
+    a kernel to add its parts. Returns None where this would not save a launch.
+    """
+    (B, T, inputs), fewest = x.shape, fewest_rows()
+    few = 1 < fewest <= B * T <= _MOST_ROWS
+    if not few or isinstance(weight, QuantizedWeight) or x.dtype == jnp.float32 or has_others():
+        return None
+    if inputs % (16 * _PARTS):
+        return None
+    split = x.reshape(B, T, _PARTS, -1), weight.reshape(_PARTS, -1, weight.shape[1])
+    return jnp.einsum("BTPI,PIO->PBTO", *split, preferred_element_type=jnp.float32)
 
 
 def read_rows(

@@ -16,6 +16,7 @@ from redrafter_jax.models.decoder_layer import (
     Angles,
     Attend,
     DecoderLayer,
+    Stream,
     norm_weight,
     normalised,
 )
@@ -234,14 +235,15 @@ class Decoder(nnx.Module):
     ) -> Halfway:
         """Run some layers on the input of the first of them."""
         angles = self._angles(positions)
-        keys, values, context = [], [], []
+        keys, values, context, stream = [], [], [], Stream(x)
         for index in layers:
-            x, k, v = self.layers[index](x, angles[index], attend_in(index))
+            stream, k, v = self.layers[index].through(stream, angles[index], attend_in(index))
             keys.append(k)
             values.append(v)
             if index in context_layers:
-                context.append(x)
-        return Halfway(x, tuple(context), tuple(keys), tuple(values))
+                stream = Stream(stream.whole())
+                context.append(stream.hidden)
+        return Halfway(stream.whole(), tuple(context), tuple(keys), tuple(values))
 
     def _states(self, passed: Halfway) -> Float[Array, "B T Z"]:
         """Concatenate the hidden states as `forward` returns them."""

@@ -17,7 +17,7 @@ def all_reduce(
     x: Shaped[Array, "..."], by: Callable[..., Any] = jax.lax.psum
 ) -> Shaped[Array, "..."]:
     """Sum x over the devices of a `model` group, or reduce it by `jax.lax.pmax` or `pmin`."""
-    return by(x, MODEL) if _has_others() else x
+    return by(x, MODEL) if has_others() else x
 
 
 def all_gather(x: Shaped[Array, "... part"], size: int) -> Shaped[Array, "... whole"]:
@@ -45,7 +45,7 @@ def shard_start(size: int, whole: int) -> Int[Array, ""] | int:
     return 0 if size == whole else jax.lax.axis_index(MODEL) * size
 
 
-def _has_others() -> bool:
+def has_others() -> bool:
     """Whether the `model` group of this device has other devices."""
     return in_shard() and jax.sharding.get_abstract_mesh().shape[MODEL] > 1
 

@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from tiny_models import cast, random_drafter
+from tiny_models import PARITY_CONFIG, cast, random_drafter, random_target
 from trees import live_paths, numpy_tree
 
 from redrafter_jax.config import SamplingConfig, TreeConfig
+from redrafter_jax.config.quantization import Quantization
 from redrafter_jax.drafters import ranking, recurrent
-from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, as_drafter
 from redrafter_jax.drafters.kinds import init_drafter
 from redrafter_jax.drafters.recurrent import beam_search
-from redrafter_jax.drafters.recurrent_head import RecurrentConfig
+from redrafter_jax.drafters.recurrent_head import RecurrentConfig, RecurrentHead
+from redrafter_jax.models.projection import Lender
+from redrafter_jax.models.quantize import quantize_model
 from redrafter_jax.types import Beams
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -59,6 +62,30 @@ def test_a_head_is_the_papers_recurrence_and_one_context_serves_all_beams(
         for context, row in zip(contexts, states, strict=True)
     ]
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_on_a_gpu_the_cells_two_weights_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    simple, _, _, _, gru, *_ = CONFIGS
+    plain = random_drafter(simple)
+    lender = Lender(random_target(PARITY_CONFIG))
+    monkeypatch.setattr(recurrent, "on_gpu", lambda: True)
+
+    def prepared(model: LoadedHead) -> RecurrentHead:
+        drafter = as_drafter(model).prepare(lender)
+        [prepared] = drafter.prepare(lender).models
+        return prepared.merge()
+
+    joined = prepared(plain)
+    assert joined.rnn_joined.shape == (2 * D, D)
+    random = np.random.default_rng(0)
+    state, embedding = random.normal(size=(2, 4, D)).astype(np.float32)
+    weights = oracles.DrafterWeights(plain.merge())
+    expected = [weights.step(*pair) for pair in zip(state, embedding, strict=True)]
+    stepped = joined.step(jnp.asarray(state), jnp.asarray(embedding))
+    np.testing.assert_allclose(stepped, expected, rtol=1e-5, atol=1e-6)
+    others = [random_drafter(gru), quantize_model(plain, Quantization("int8"))]
+    assert not any(hasattr(prepared(other), "rnn_joined") for other in others)
+    assert not hasattr(plain.merge(), "rnn_joined")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

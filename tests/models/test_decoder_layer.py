@@ -1,11 +1,16 @@
 """What layers compute in float32 and where they round; the rest the goldens of models show."""
 
+from dataclasses import replace
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
-from tiny_models import tiny_config
+from tiny_models import cast, random_target, tiny_config
 
 from redrafter_jax.config import YarnScaling
+from redrafter_jax.models import decoder_layer, linear
 from redrafter_jax.models.decoder_layer import normalised
 from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies, rotate
 
@@ -44,3 +49,49 @@ def test_a_yarn_ramp_of_no_width_is_a_step() -> None:
     scaling = YarnScaling(4.0, 10, 1.0, beta_fast=50.0, beta_slow=5.0)
     expected = [1.0, 0.1 / 4, 0.01 / 4, 0.001 / 4]
     np.testing.assert_allclose(rotary_frequencies(8, 1e4, scaling), expected, rtol=1e-6)
+
+
+WIDE = tiny_config(
+    vocab_size=31,
+    hidden_size=64,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+)
+
+
+# With output norms and a bias, blocks are not in parts; with more rows than parts are for, neither.
+@pytest.mark.parametrize(
+    ("rows", "changes", "in_parts"),
+    [
+        (8, {}, 6),
+        (8, {"zero_centered_norms": True}, 6),
+        (8, {"attention_output_bias": True}, 3),
+        (8, {"output_norms": True}, 0),
+        (64, {}, 6),
+        (72, {}, 0),
+    ],
+    ids=str,
+)
+def test_blocks_in_parts_are_the_blocks(
+    rows: int, changes: dict[str, Any], in_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = cast(random_target(replace(WIDE, **changes)), jnp.bfloat16)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 31, (1, rows)))
+    whole, keys, _ = target.merge().forward(tokens, None, (0,))
+    found = []
+
+    def seen(*arguments: Any) -> Any:
+        parts = linear.product_in_parts(*arguments)
+        found.append(parts is not None)
+        return parts
+
+    monkeypatch.setattr(linear, "fewest_rows", lambda: 8)
+    monkeypatch.setattr(decoder_layer, "product_in_parts", seen)
+    added, keys_then, _ = target.merge().forward(tokens, None, (0,))
+    assert sum(found) == in_parts
+    for one, other in zip((added, *keys_then), (whole, *keys), strict=True):
+        one, other = (np.asarray(array, np.float64) for array in (one, other))
+        assert np.linalg.norm(one - other) <= 0.02 * np.linalg.norm(other)

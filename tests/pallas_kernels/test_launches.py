@@ -96,6 +96,15 @@ def test_a_program_counted_by_hand() -> None:
     assert step_launches(HLO, taken=("filters",)) == GREEDY
 
 
+def test_of_arrays_that_a_call_updates_in_place_its_other_operands_count() -> None:
+    place = "output_to_operand_aliasing={{0}: (1, {}), {1}: (2, {})}"
+    called = HLO.replace(
+        "%scores = (f32[1000]{0}, s8[16]{0}) custom-call(%table.2, %x.4), ",
+        "%scores = (f32[64]{0}, f32[9,64]{1,0}) custom-call(%at.3, %x.4, %kept.2), " + place + ", ",
+    )
+    assert step_launches(called)[-1] == Launch("scores", "", 1, 4, 4)
+
+
 def test_a_step_of_unknown_length_within_is_refused() -> None:
     unknown = HLO.replace('"known_trip_count":{"n":"3"}', "")
     with pytest.raises(ValueError, match="the nested loop rounds has an unknown trip count"):

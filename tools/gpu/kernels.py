@@ -15,14 +15,22 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pallas_kernels import bench, bench_matmul
+from pallas_kernels.add_norm import add_norm
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.lowest_kept import lowest_kept
-from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.tree_attention import PAGE, tree_attention
+from pallas_kernels.write_rows import write_rows
 from redrafter_jax.command_line import run
 from tools.gpu.measured import run_piece
 
 # Limits of the relative error: norm of the difference over norm of the reference, worst row.
-_LARGEST = {"tree_attention": 1e-2, "grouped_matmul": 1e-2, "lowest_kept": 0.0}
+_LARGEST = {
+    "tree_attention": 1e-2,
+    "grouped_matmul": 1e-2,
+    "lowest_kept": 0.0,
+    "add_norm": 1e-2,
+    "write_rows": 0.0,
+}
 # A kernel's name, a description of its shapes, and a function that runs an implementation.
 _Case = tuple[str, str, Any]
 
@@ -59,12 +67,18 @@ def _cases() -> Iterator[_Case]:
         yield _product(weights, bench_matmul.Case(*bench_matmul.WIDTHS[weights], nodes, 128))
     for vocabulary in (32000, 128256):
         yield _bound(8, vocabulary)
+    for rows, width in product((8, 32), (4096, 8192)):
+        yield _norm(rows, width)
+    for batch in (1, 8):
+        yield _writing(64, batch, 5)
 
 
 def _small_cases() -> Iterator[_Case]:
     yield _attention("two heads", bench.Case(2, 1, 64, 1, 128, 8, "bfloat16"))
     yield _product("small", bench_matmul.Case(128, 128, 8, 64))
     yield _bound(1, 2048)
+    yield _norm(2, 512)
+    yield _writing(2, 2, 2)
 
 
 def _attention(heads: str, case: bench.Case) -> _Case:
@@ -102,6 +116,40 @@ def _bound(rows: int, vocabulary: int) -> _Case:
         return jax.jit(find)(logits, *of_rows, jnp.full(rows, 0.05))
 
     return "lowest_kept", f"{4 * rows} rows of {vocabulary}", call
+
+
+def _norm(rows: int, width: int) -> _Case:
+    def draw(seed: int, *shape: int) -> Array:
+        return jax.random.normal(jax.random.key(seed), shape)
+
+    x, weight = (one.astype("bfloat16") for one in (draw(2, rows, width), draw(3, width)))
+    parts = draw(4, 8, rows, width)
+
+    def call(implementation: Any) -> Float[Array, "both rows D"]:
+        add = partial(add_norm, epsilon=1e-5, implementation=implementation)
+        return jnp.stack(jax.jit(add)(x, parts, weight))
+
+    return "add_norm", f"{rows} rows of {width}", call
+
+
+def _writing(layers: int, batch: int, tokens: int) -> _Case:
+    """Tokens across the end of each row's first page; of more than two, the last has no page."""
+
+    def draw(seed: int, *shape: int) -> tuple[Array, ...]:
+        whole = jax.random.normal(jax.random.key(seed), (layers, *shape), "bfloat16")
+        return tuple(whole)
+
+    pages = 2 * batch
+    at = PAGE - 1 + jnp.arange(tokens)
+    page = 2 * jnp.arange(batch)[:, None] + at // PAGE
+    page = page.at[:, -1].set(pages) if tokens > 2 else page
+    arrays = draw(5, pages, 8, PAGE, 128), draw(6, batch, tokens, 8, 128)
+
+    def call(implementation: Any) -> Float[Array, "layers pages K page H"]:
+        write = partial(write_rows, implementation=implementation)
+        return jnp.stack(jax.jit(write)(*arrays, page, jnp.broadcast_to(at % PAGE, page.shape)))
+
+    return "write_rows", f"{layers} layers, B={batch}, {tokens} tokens", call
 
 
 def main() -> None:

@@ -1,0 +1,76 @@
+"""The sum of a residual stream and a product in parts, and the norm after it, in one kernel.
+
+All implementations have the same interface; `reference` is the specification.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from pallas_kernels.add_norm.plan import why_unsupported
+from pallas_kernels.add_norm.reference import reference
+from pallas_kernels.dispatch import Implementation, dispatch
+
+
+def add_norm(
+    x: Float[Array, "rows D"],
+    parts: Float[Array, "splits rows D"],
+    weight: Float[Array, " D"],
+    *,
+    epsilon: float,
+    zero_centered: bool = False,
+    implementation: Implementation | None = None,
+) -> tuple[Float[Array, "rows D"], Float[Array, "rows D"]]:
+    """Add the sum of the parts to x, and apply a root-mean-square norm to the result.
+
+    The sum of the parts is rounded to x's dtype before it is added, as a product would be.
+
+    Args:
+      x: the residual stream.
+      parts: float32 parts of a product, such as those of sums over splits of its inputs.
+      weight: weight of the norm (arXiv 1910.07467), which is computed in float32.
+      epsilon: added to the mean square.
+      zero_centered: whether the norm multiplies by one plus its weight, before the result is
+        rounded.
+      implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
+        Hopper GPUs for supported shapes and dtypes, else "reference". "mosaic_gpu_interpret" runs
+        the same kernel slowly on the CPU, with race detection.
+
+    Returns:
+      The new residual stream, and its norm, in x's dtype.
+
+    Raises:
+      ValueError: shapes do not fit together.
+      NotImplementedError: the named implementation cannot run here.
+    """
+    _check_shapes(x, parts, weight)
+    options: Any = {"epsilon": epsilon, "zero_centered": zero_centered}
+
+    def kernel() -> Callable[..., tuple[Array, Array]]:
+        from pallas_kernels.add_norm.mosaic_gpu import mosaic_gpu
+
+        return partial(mosaic_gpu, **options)
+
+    return dispatch(
+        "add_norm",
+        (x, parts, weight),
+        implementation,
+        reference=partial(reference, **options),
+        unsupported=why_unsupported,
+        kernel=kernel,
+    )
+
+
+def _check_shapes(x: Any, parts: Any, weight: Any) -> None:
+    if x.ndim != 2:
+        raise ValueError(f"add_norm: x has shape {x.shape}, not 2 axes.")
+    for name, one, shape in (
+        ("parts", parts, (*parts.shape[:1], *x.shape)),
+        ("weight", weight, x.shape[1:]),
+    ):
+        if one.shape != shape:
+            raise ValueError(
+                f"add_norm: {name} has shape {one.shape}, but x {x.shape} needs {shape}."
+            )
