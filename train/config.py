@@ -64,7 +64,21 @@ class RegenerateData(DataSettings):
     sources: list[SourceSettings] = []
 
 
-class RegenerateSettings(Settings):
+class WorkerSettings(Settings):
+    """Who shares the work of a command that runs the target over data.
+
+    Attributes:
+      workers: number of workers that share the work, each a process of Ray with the models loaded;
+        the output is that of one process. null: this process does the work alone.
+      worker_cpus: CPUs that Ray reserves for each worker. It also reserves a GPU for each device of
+        the mesh, if the cluster has GPUs.
+    """
+
+    workers: PositiveInt | None = None
+    worker_cpus: PositiveFloat = 1.0
+
+
+class RegenerateSettings(WorkerSettings):
     """`python -m train regenerate`: training data in the target's own words.
 
     With `prompt_tokens`, the target continues texts. `count` prompts of `prompt_tokens` tokens are

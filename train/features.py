@@ -5,7 +5,7 @@ tokens. Training runs with the same `features` read these files and do not run t
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +38,7 @@ from redrafter_jax.parallel.processes import (
 from redrafter_jax.progress import progress
 from redrafter_jax.settings.arguments import parse_settings
 
-from .config import TrainSettings
+from .config import TrainSettings, WorkerSettings
 from .data.batches import Batch, place_batch
 from .data.features import FeatureIndex, read_index, shard_path
 from .data.report import print_line, print_report
@@ -46,12 +46,15 @@ from .data.types import Windows
 from .gradients import layers_read, run_target
 from .loss import TopTokens
 from .setup import digest_rows, load_sources
+from .workers import absolute, open_workers, prepare
 
 # Largest shard in bytes, unless one pass takes more; a killed run loses at most one shard.
 _SHARD_BYTES = 64 << 20
+# Passes whose features a worker holds before it waits for the others.
+_PASSES_AHEAD = 2
 
 
-class FeaturesSettings(TrainSettings):
+class FeaturesSettings(TrainSettings, WorkerSettings):
     """The settings of `python -m train features`: those of a training run, and `top_k`.
 
     `features` is the output folder. The target reads `optimizer.batch_size` rows at a time.
@@ -80,9 +83,11 @@ def features(arguments: Sequence[str]) -> None:
     folder = settings.features
     if folder is None:
         raise InputError("features is missing; set the output folder with features=DIR.")
-    mesh, files = settings.mesh.build(), open_target(settings.target)
+    prepare(settings)
+    if settings.workers is None:
+        _build_mesh(settings)
+    files = open_target(settings.target)
     config = files.config
-    check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
     settings.drafter.build_for(config, settings.draft_rounds)
     if settings.top_k > config.vocab_size:
         raise InputError(
@@ -91,12 +96,20 @@ def features(arguments: Sequence[str]) -> None:
         )
     make_folder(folder, "features")
     with hold(folder, "features"):
-        _write_features(settings, folder, mesh, files)
+        _write_features(settings, folder, files)
 
 
-def _write_features(
-    settings: FeaturesSettings, folder: Path, mesh: Mesh | None, files: TargetFiles
-) -> None:
+def _build_mesh(settings: FeaturesSettings) -> Mesh | None:
+    mesh = settings.mesh.build()
+    check_rows(settings.optimizer.batch_size, mesh, "optimizer.batch_size")
+    return mesh
+
+
+def _load_target(settings: FeaturesSettings, path: Path) -> Target:
+    return open_target(path).load(settings.target_dtype, _build_mesh(settings))
+
+
+def _write_features(settings: FeaturesSettings, folder: Path, files: TargetFiles) -> None:
     console = Console(stderr=True, quiet=not is_first())
     config, sources = files.config, load_sources(settings, files)
     print_report(sources, console)
@@ -108,9 +121,14 @@ def _write_features(
     lengths = np.concatenate([(each.segments > 0).sum(axis=1) for each in windows])
     check_space(folder, index, config, lengths, missing, console)
     if missing:
-        target = files.load(settings.target_dtype, mesh)
         rows = Windows(*(np.concatenate(part) for part in zip(*windows, strict=True)))
-        write_shards(folder, index, missing, target, rows, settings.loss.chunk_length)
+        read = partial(
+            features_of_passes, rows=rows, index=index, chunk_length=settings.loss.chunk_length
+        )
+        load = partial(_load_target, settings, absolute(settings.target))
+        with open_workers(settings, settings.mesh, load, _PASSES_AHEAD) as workers:
+            passes = [one for shard in missing for one in passes_of_shard(index, shard)]
+            write_shards(folder, index, missing, workers.share(read, passes), rows)
     wait_for_all("features")
     print_line(console, f"features of {lengths.sum():,} tokens in {folder}")
 
@@ -193,15 +211,28 @@ def check_space(
         )
 
 
+def passes_of_shard(index: FeatureIndex, shard: int) -> list[tuple[int, int]]:
+    """The first row and the end of each of the target's passes over a shard."""
+    first, end = index.shards[shard], index.shards[shard + 1]
+    starts = range(first, end, index.rows_per_pass)
+    return [(start, min(start + index.rows_per_pass, end)) for start in starts]
+
+
 def write_shards(
     folder: Path,
     index: FeatureIndex,
     missing: Sequence[int],
-    target: Target,
+    read: Iterator[dict[str, np.ndarray]],
     rows: Windows,
-    chunk_length: int,
 ) -> None:
-    """Run the target over the rows of the missing shards and write each complete shard.
+    """Write each missing shard as soon as all its passes are read.
+
+    Args:
+      folder: the output folder.
+      index: the index of all shards.
+      missing: numbers of the shards to write.
+      read: the features of each pass over the missing shards, in order.
+      rows: the rows of all shards.
 
     Raises:
       InputError: a shard cannot be written.
@@ -211,15 +242,27 @@ def write_shards(
         path.unlink()
     with progress(total, "rows read") as advance:
         for shard in missing:
-            bounds = range(index.shards[shard], index.shards[shard + 1])
             parts = []
-            for start in bounds[:: index.rows_per_pass]:
-                stop = min(start + index.rows_per_pass, bounds.stop)
-                parts.append(features_of_rows(target, rows, start, stop, index, chunk_length))
+            for start, stop in passes_of_shard(index, shard):
+                parts.append(next(read))
                 advance(stop - start)
             if is_first():
-                lengths = (rows.segments[bounds.start : bounds.stop] > 0).sum(axis=1)
+                own = slice(index.shards[shard], index.shards[shard + 1])
+                lengths = (rows.segments[own] > 0).sum(axis=1)
                 _write(shard_path(folder, shard), parts, np.cumsum([0, *lengths]))
+
+
+def features_of_passes(
+    target: Target,
+    passes: Sequence[tuple[int, int]],
+    *,
+    rows: Windows,
+    index: FeatureIndex,
+    chunk_length: int,
+) -> Iterator[dict[str, np.ndarray]]:
+    """The features of the rows of each pass, in order; see `features_of_rows`."""
+    for start, stop in passes:
+        yield features_of_rows(target, rows, start, stop, index, chunk_length)
 
 
 def features_of_rows(

@@ -1,7 +1,6 @@
 """`serve --replicas`: several engines behind one endpoint, run by Ray Serve."""
 
 import argparse
-import os
 import signal
 import threading
 from functools import partial
@@ -13,6 +12,7 @@ from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
+from redrafter_jax.parallel.cluster import is_own
 from redrafter_jax.serving.replicas.deployment import Cluster, Endpoint, make_application
 from redrafter_jax.serving.server import listen
 
@@ -35,10 +35,10 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
             setattr(arguments, option, str(Path(given).resolve()))
     endpoint = Endpoint(arguments.host, arguments.port, arguments.api_key)
     warn_if_open(arguments)
-    own = not os.environ.get("RAY_ADDRESS")
+    own = is_own()
     if own:
         listen(endpoint.host, endpoint.port).close()  # refuses a port that is in use
-    cluster = Cluster(own)
+    cluster = Cluster()
     log(f"Starting {replicas.replicas or 1} replicas; each compiles before it answers.")
     application = make_application(
         partial(load_served, arguments),

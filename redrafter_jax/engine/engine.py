@@ -304,6 +304,12 @@ class Engine:
         if self.mirror is not None:
             self.mirror.counts = MirrorCounts()
 
+    def announce_grammar(self, name: str, stated: str) -> None:
+        """Tell that a request with this grammar, as `CompiledGrammar.stated`, may come.
+
+        Unlike other methods, it may be called from any thread.
+        """
+
     def submit(self, request: Request) -> int:
         """Add a request to the queue, behind earlier requests of the same priority.
 

@@ -6,6 +6,8 @@ and on the choice of trees, and the leader sends all three.
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from redrafter_jax.config import TreeConfig
@@ -14,6 +16,8 @@ from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.parallel.links import Follower, Leader
 from redrafter_jax.text.grammars import GrammarCompiler
 
+# Grammars that a follower compiles at a time, and remembers to have been announced.
+_COMPILERS, _ANNOUNCED = 2, 16
 # Seconds to wait for news of a lost process after a program has failed.
 _LOSS_SECONDS = 2.0
 
@@ -81,6 +85,9 @@ class LeadingEngine(LedEngine):
         self._leader = link
         self._calls: list[Submitted | int] = []
 
+    def announce_grammar(self, name: str, stated: str) -> None:
+        self._leader.hint((name, stated))
+
     def submit(self, request: Request) -> int:
         self._now = time.monotonic()
         number = super().submit(request)
@@ -125,16 +132,21 @@ class FollowingEngine(LedEngine):
     def follow(self, grammars: GrammarCompiler) -> None:
         """Repeat the calls of the leading process, from its warm-up until it ends.
 
+        Grammars are compiled in other threads as soon as the leader announces them.
+
         Raises:
           LostProcessError: the leading process is gone.
         """
-        self.warm_up()
-        while (turn := self._follower.hear()) is not None:
-            for call in turn.calls:
-                if isinstance(call, int):
-                    self.cancel(call)
-                    continue
-                grammar = call.grammar and grammars.compile_stated(*call.grammar)
-                self.submit(call.request._replace(grammar=grammar))
-            self._now = turn.now
-            self.advance(turn.passes, turn.steps)
+        with ThreadPoolExecutor(_COMPILERS) as pool:
+            compiled = lru_cache(_ANNOUNCED)(partial(pool.submit, grammars.compile_stated))
+            self._follower.hear_hints(lambda stated: compiled(*stated))
+            self.warm_up()
+            while (turn := self._follower.hear()) is not None:
+                for call in turn.calls:
+                    if isinstance(call, int):
+                        self.cancel(call)
+                        continue
+                    grammar = call.grammar and compiled(*call.grammar).result()
+                    self.submit(call.request._replace(grammar=grammar))
+                self._now = turn.now
+                self.advance(turn.passes, turn.steps)

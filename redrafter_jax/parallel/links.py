@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -31,6 +31,12 @@ _KEY = 32
 _NUMBER = 4
 
 Value = TypeVar("Value")
+
+
+class Hint(NamedTuple):
+    """A message that is of use before the others are heard, and decides nothing."""
+
+    content: Any
 
 
 class LostProcessError(ConnectionError):
@@ -57,6 +63,7 @@ class Leader:
     def __init__(self, others: Mapping[int, socket.socket]) -> None:
         self.lost: LostProcessError | None = None
         self._others = others
+        self._sends = threading.Lock()
         self._loses = threading.Event()
         self._asked = self._ends = False
         self._on_loss: Callable[[LostProcessError], object] = lambda error: None
@@ -71,11 +78,17 @@ class Leader:
           LostProcessError: a process is gone.
         """
         content = pickle.dumps(message)
-        for number, other in self._others.items():
-            try:
-                other.sendall(content)
-            except OSError:
-                raise self._lose(number) from None
+        with self._sends:
+            for number, other in self._others.items():
+                try:
+                    other.sendall(content)
+                except OSError:
+                    raise self._lose(number) from None
+
+    def hint(self, content: Any) -> None:
+        """Send what the others may hear at any time, from any thread; see `Follower.hear_hints`."""
+        with suppress(LostProcessError):  # which `tell` raises, too
+            self.tell(Hint(content))
 
     def agree(self, value: Value) -> Value:
         """Send a value that `Follower.agree` returns in the other processes; return it."""
@@ -147,6 +160,7 @@ class Follower:
         self._heard = SimpleQueue[Any]()
         self._lost: LostProcessError | None = None
         self._on_loss: Callable[[LostProcessError], object] = lambda error: None
+        self._on_hint: Callable[[Any], object] = lambda content: None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def hear(self) -> Any:
@@ -164,6 +178,10 @@ class Follower:
         """Return the value that process 0 gave to `Leader.agree`; `value` is ignored."""
         del value
         return self.hear()
+
+    def hear_hints(self, on_hint: Callable[[Any], object]) -> None:
+        """Call this with the content of each hint as soon as it comes, from another thread."""
+        self._on_hint = on_hint
 
     def watch(self, on_loss: Callable[[LostProcessError], object]) -> None:
         """Set the callback for a lost process; it replaces an earlier one.
@@ -193,7 +211,10 @@ class Follower:
                     self._on_loss(message)
                     self._heard.put(message)
                     return
-                self._heard.put(message)
+                if isinstance(message, Hint):
+                    self._on_hint(message.content)
+                else:
+                    self._heard.put(message)
 
 
 def meet(address: str | None = None) -> Leader | Follower:

@@ -59,7 +59,9 @@ def make_service(
     worker = Worker(engine, on_failure=on_failure, on_wait=metrics.queue.observe)
     form = model.format
     spell = token_spellings(form.tokenizer, form.stop_tokens)
-    grammars = GrammarCompiler(form.tokenizer, engine.vocab_size, form.stop_tokens)
+    grammars = GrammarCompiler(
+        form.tokenizer, engine.vocab_size, form.stop_tokens, engine.announce_grammar
+    )
     return Service(worker, model, limits, spell, metrics, grammars, engine.longest_path - 1)
 
 

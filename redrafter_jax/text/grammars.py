@@ -1,7 +1,7 @@
 """Grammars over a tokenizer, with llguidance: they decide which tokens may come next."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -31,10 +31,18 @@ class GrammarCompiler:
       tokenizer: the target's tokenizer.
       vocab_size: V of the target.
       end_tokens: ids of the tokens that end a text.
+      on_compile: called with what `CompiledGrammar.stated` will have, before a grammar is compiled.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        end_tokens: Sequence[int],
+        on_compile: Callable[[str, str], object] = lambda name, stated: None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._on_compile = on_compile
         self._vocab_size = vocab_size
         self._end_tokens = tuple(end_tokens)
         self._kept = lru_cache(_KEPT)(self._compile)
@@ -74,6 +82,7 @@ class GrammarCompiler:
     def _compile(self, name: str, stated: str) -> "CompiledGrammar":
         """The compiled grammar; `stated` is the text of a JSON Schema or a regular expression."""
         tokenizer = self._prepared
+        self._on_compile(name, stated)
         from llguidance import LLMatcher
 
         if name == "json_schema":

@@ -5,19 +5,21 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock, call, patch
 
 import pytest
 import schemas
 from engine_runs import ROOM, STOPS, gather, generated, make_requests
+from servers import wait_until
 from tiny_folders import character_tokenizer
 
 from redrafter_jax import Grammar, TreeConfig
 from redrafter_jax.drafters.base import LoadedHead
-from redrafter_jax.engine.led import FollowingEngine, LeadingEngine
+from redrafter_jax.engine.led import FollowingEngine, LeadingEngine, Submitted, Turn
 from redrafter_jax.engine.messages import Event, QueueFull, Request
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.links import Follower, Leader, LostProcessError
+from redrafter_jax.parallel.links import Follower, Hint, Leader, LostProcessError
 from redrafter_jax.text.grammars import GrammarCompiler
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -185,6 +187,33 @@ def test_a_failed_step_is_the_loss_of_a_process_where_one_is_gone(
     with pytest.raises((LostProcessError, RuntimeError)) as raised:
         leader.advance()
     assert raised.value is (lost or fault)
+
+
+def test_a_grammar_is_compiled_when_it_is_announced_and_not_again_in_its_turn(
+    habitual_target: Target, good_drafter: LoadedHead
+) -> None:
+    wire, leader, follower = pair(habitual_target, good_drafter)
+    leader.warm_up(lambda ready, programs: False)
+    leader.announce_grammar("regex", "a+")
+    (hint,) = [one for one in map(pickle.loads, wire.told) if isinstance(one, Hint)]
+    wire.told.remove(pickle.dumps(hint))  # which a follower hears aside
+    turn = Turn([Submitted(Request([1], 1, 0), ("regex", "a+"))], 1, None, 0.0)
+    other = Submitted(Request([1], 1, 0), ("regex", "b+"))
+    wire.tell(turn)
+    wire.tell(turn._replace(calls=[other]))
+    wire.tell(None)
+    grammars = Mock(spec=GrammarCompiler)
+    grammars.compile_stated.return_value = None  # a grammar that holds to nothing
+    heard = follower.warm_up
+
+    def announced(proceed: Any = None) -> None:
+        heard()
+        follower._follower._on_hint(hint.content)
+        wait_until(lambda: grammars.compile_stated.called)
+
+    with patch.object(follower, "warm_up", announced):
+        follower.follow(grammars)
+    assert grammars.compile_stated.mock_calls == [call("regex", "a+"), call("regex", "b+")]
 
 
 def test_grammars_are_sent_as_they_are_stated() -> None:

@@ -65,6 +65,23 @@ def test_messages_come_in_order_and_none_is_the_last(job: Job) -> None:
     assert [follower.hear() for follower in job.followers.values()] == [None, None]
 
 
+def test_hints_are_heard_aside_while_nobody_asks_for_messages(job: Job) -> None:
+    hints = {number: SimpleQueue[Any]() for number in job.followers}
+    for number, follower in job.followers.items():
+        follower.hear_hints(hints[number].put)
+    job.leader.hint(("regex", "a+"))
+    assert [one.get(timeout=SECONDS) for one in hints.values()] == [("regex", "a+")] * 2
+    job.leader.tell("a")
+    job.leader.hint("more")
+    job.leader.tell("b")
+    for number, follower in job.followers.items():
+        assert [follower.hear(), follower.hear()] == ["a", "b"]
+        assert hints[number].get(timeout=SECONDS) == "more"
+    job.kill(1)
+    assert job.leader.wait_for_loss(SECONDS) is not None
+    job.leader.hint("to nobody")
+
+
 def test_all_go_by_the_value_of_process_0(job: Job) -> None:
     assert job.leader.agree(3.5) == 3.5
     assert [follower.agree(7.0) for follower in job.followers.values()] == [3.5, 3.5]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schemas import BYTE_VOCABULARY, END, byte_grammars, compiled
+from schemas import BYTE_VOCABULARY, END, byte_grammars, compiled, end_tokenizer
 from tiny_folders import byte_tokenizer
 
 from redrafter_jax import Grammar, InputError
@@ -123,3 +123,13 @@ def test_a_text_without_an_end_cannot_be_held() -> None:
 def test_a_schema_that_is_no_json_is_refused() -> None:
     with pytest.raises(InputError, match="json_schema is not JSON"):
         compiled(Grammar({"enum": {1, 2}}))
+
+
+def test_a_grammar_is_told_before_it_is_compiled_and_only_then() -> None:
+    told: list[tuple[str, str]] = []
+    grammars = GrammarCompiler(
+        end_tokenizer(), BYTE_VOCABULARY, [END], lambda name, stated: told.append((name, stated))
+    )
+    for regex in ("a", "b", "a"):
+        grammars.compile(Grammar(regex=regex))
+    assert told == [("regex", "a"), ("regex", "b")]

@@ -7,25 +7,20 @@ resumes after the last row, if the rows have the same prompts, seeds and tempera
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 from rich.console import Console
 
 from redrafter_jax.command_line import make_folder_of
 from redrafter_jax.config import SamplingConfig
-from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request
 from redrafter_jax.errors import InputError
-from redrafter_jax.files.drafter_files import load_drafter
 from redrafter_jax.files.target_files import TargetFiles, open_target
 from redrafter_jax.lock import hold
-from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import check_rows
 from redrafter_jax.parallel.processes import is_first
 from redrafter_jax.progress import progress
 from redrafter_jax.settings.arguments import parse_settings
@@ -46,6 +41,7 @@ from ..data.types import (
     describe_unread,
 )
 from ..setup import digest_weights
+from ..workers import prepare
 from .conversations import (
     Conversation,
     TurnEncoder,
@@ -72,7 +68,8 @@ from .questions import (
     questions_in,
     text_writer,
 )
-from .session import JsonRows, Session, make_engine, run_sessions
+from .session import JsonRows, Session
+from .writers import LoadedTarget, build_mesh, open_writers, write_all
 
 _WEIGHTS = ", use the target that wrote this one"
 _DATE = (
@@ -88,8 +85,8 @@ def regenerate(
 ) -> None:
     """Append the target's texts or conversations to the output.
 
-    With `prompts: self`, `is_late` is called regularly with the amount written; once it returns
-    True, the texts in progress are cut and the run ends.
+    With `prompts: self` and without workers, `is_late` is called regularly with the amount written;
+    once it returns True, the texts in progress are cut and the run ends.
 
     Raises:
       InputError: the settings, the data, the models or the existing output cannot be used.
@@ -101,8 +98,9 @@ def regenerate(
         command=command,
         processes=True,
     )
-    mesh = settings.mesh.build()
-    check_rows(settings.batch_size, mesh, "batch_size")
+    prepare(settings)
+    if settings.workers is None:
+        build_mesh(settings)
     if is_first():
         make_folder_of(settings.output, "output")
         check_is_no_source(settings.output, settings.data)
@@ -112,12 +110,10 @@ def regenerate(
     else:
         write = _rewrite_chats if settings.prompt_tokens is None else _continue_texts
     with hold(settings.output, "output"):
-        write(settings, open_target(settings.target), mesh, console)
+        write(settings, open_target(settings.target), console)
 
 
-def _continue_texts(
-    settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
-) -> None:
+def _continue_texts(settings: RegenerateSettings, files: TargetFiles, console: Console) -> None:
     """Continue the beginnings of texts."""
     config, sources = files.config, load_documents(settings.data, files)
     for source in sources:
@@ -139,7 +135,7 @@ def _continue_texts(
         (row,) = add_answer([], item.opening, written, False)
         return [item.identity | row.stated]
 
-    _write([*map(item, range(len(prompts)))], write, config.eos_token_ids, settings, files, mesh)
+    _write([*map(item, range(len(prompts)))], write, config.eos_token_ids, settings)
     print_line(console, f"{len(prompts)} rows in {settings.output}")
 
 
@@ -161,9 +157,7 @@ def _choose_prompts(windows: Windows, settings: RegenerateSettings) -> list[list
     return windows.tokens[chosen, : settings.prompt_tokens].tolist()
 
 
-def _rewrite_chats(
-    settings: RegenerateSettings, files: TargetFiles, mesh: Mesh | None, console: Console
-) -> None:
+def _rewrite_chats(settings: RegenerateSettings, files: TargetFiles, console: Console) -> None:
     """Rewrite the answers of recorded conversations."""
     config, tokenizer = files.config, fitting_tokenizer(settings.data, files)
     records = read_conversations(settings.data)
@@ -185,7 +179,7 @@ def _rewrite_chats(
         written = [each.rows for each in conversation.exchanges if each.rows is not None]
         return rows_of(item, written[-1], conversation.left_out)
 
-    _write(items, write, stop_tokens, settings, files, mesh, _DATE)
+    _write(items, write, stop_tokens, settings, _DATE)
     print_line(console, summarize(settings))
 
 
@@ -194,24 +188,23 @@ def _write(
     write: Callable[[Item], Session[JsonRows]],
     stop_tokens: Sequence[int],
     settings: RegenerateSettings,
-    files: TargetFiles,
-    mesh: Mesh | None,
     way_out: str = "",
 ) -> None:
     """Write the items that the output does not hold yet."""
     done = find_done(settings.output, items, way_out)
     if left := [item for item in items if item.seed not in done]:
-        target = files.load(settings.target_dtype, mesh)
-        rows = run_sessions(_make_engine(settings, target, stop_tokens), map(write, left))
         unit = "conversations" if settings.prompt_tokens is None else "texts"
-        with progress(len(items), f"{unit} written", len(done)) as advance:
+        with (
+            open_writers(settings, stop_tokens) as writers,
+            progress(len(items), f"{unit} written", len(done)) as advance,
+        ):
+            rows = writers.share(partial(write_all, write), left)
             append_rows(rows, len(done), len(items), settings, advance)
 
 
 def _write_prompts_too(
     settings: RegenerateSettings,
     files: TargetFiles,
-    mesh: Mesh | None,
     console: Console,
     is_late: Callable[[int], bool],
 ) -> None:
@@ -230,60 +223,55 @@ def _write_prompts_too(
         writer = text_writer(tokenizer, config, settings)
     else:
         writer = chat_writer(tokenizer, template, config, asked, settings)
-    target = files.load(settings.target_dtype, mesh)
-    digest = hashlib.sha256(f"{digest_weights(target)} {writer.opening}".encode()).hexdigest()
+    with open_writers(settings, writer.stop_tokens) as writers:
+        weights = writers.ask(_digest_target)
+        digest = hashlib.sha256(f"{weights} {writer.opening}".encode()).hexdigest()
 
-    def item(seed: int) -> Item:
-        stated: dict[str, Any] = {"seed": seed, "temperature": settings.temperature_of(seed)}
-        if settings.user_openings and writer.is_chat:
-            stated["user_opening"] = settings.opening_of(seed)
-        return Item(seed, stated | writer.identity | {"target": digest[:16]}, [])
+        def item(seed: int) -> Item:
+            stated: dict[str, Any] = {"seed": seed, "temperature": settings.temperature_of(seed)}
+            if settings.user_openings and writer.is_chat:
+                stated["user_opening"] = settings.opening_of(seed)
+            return Item(seed, stated | writer.identity | {"target": digest[:16]}, [])
 
-    rows = read_rows(settings.output)
-    seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
-    first = settings.first_seed
-    # Between two rows, fewer than `MOST_DROPPED` seeds are dropped.
-    most = min(max(seeds, default=first), first + MOST_DROPPED * len(rows)) + MOST_DROPPED
-    items = [item(seed) for seed in range(first, most + 1)]
-    done = find_done(settings.output, items, _WEIGHTS + _DATE)
-    asked.update(question for rows in done.values() for question in questions_in(rows))
-    goal = settings.tokens or settings.count or 0
-    have = sum(amount_of(held, settings) for held in done.values())
-    if have < goal:
-        engine = _make_engine(settings, target, writer.stop_tokens)
-        following = max(done, default=first - 1) + 1
-        unit = "conversations" if settings.tokens is None else "tokens"
-        with progress(goal, f"{unit} written", have) as advance:
-            total = have
+        rows = read_rows(settings.output)
+        seeds = [row["seed"] for row in rows if type(row.get("seed")) is int]
+        first = settings.first_seed
+        # Between two rows, fewer than `MOST_DROPPED` seeds are dropped.
+        most = min(max(seeds, default=first), first + MOST_DROPPED * len(rows)) + MOST_DROPPED
+        items = [item(seed) for seed in range(first, most + 1)]
+        done = find_done(settings.output, items, _WEIGHTS + _DATE)
+        asked.update(question for rows in done.values() for question in questions_in(rows))
+        goal = settings.tokens or settings.count or 0
+        have = sum(amount_of(held, settings) for held in done.values())
+        if have < goal:
+            following = range(max(done, default=first - 1) + 1, sys.maxsize)
+            unit = "conversations" if settings.tokens is None else "tokens"
+            with progress(goal, f"{unit} written", have) as advance:
+                total = have
 
-            def told(conversation: Conversation) -> None:
-                nonlocal total
-                # Called before the conversation's turn, and before its question is checked for
-                # repetition.
-                rows = conversation.exchanges[-1].rows if conversation.exchanges else None
-                tokens = sum(sum(row.mask) for row in rows or ())
-                amount = int(rows is not None) if settings.tokens is None else tokens
-                total += amount
-                advance(amount)
+                def told(conversation: Conversation) -> None:
+                    nonlocal total
+                    # Called before the conversation's turn, and before its question is checked for
+                    # repetition.
+                    rows = conversation.exchanges[-1].rows if conversation.exchanges else None
+                    tokens = sum(sum(row.mask) for row in rows or ())
+                    amount = int(rows is not None) if settings.tokens is None else tokens
+                    total += amount
+                    advance(amount)
 
-            sessions = map(writer.write, count(following))
-            late = Conversation([], "no time was left")
-            conversations = run_sessions(engine, sessions, late, lambda: is_late(total), told)
-            items = (item(seed) for seed in count(following))
-            append_rows(new_rows(writer, items, conversations, asked), have, goal, settings)
+                work, tell_kept = partial(write_all, writer.write), advance
+                if settings.workers is None:
+                    late = Conversation([], "no time was left")
+                    ends = {"unfinished": late, "is_late": lambda: is_late(total)}
+                    work, tell_kept = partial(work, on_end=told, **ends), lambda _: None
+                conversations = writers.share(work, following)
+                texts = new_rows(writer, map(item, following), conversations, asked)
+                append_rows(texts, have, goal, settings, tell_kept)
     print_line(console, summarize(settings))
 
 
-def _make_engine(
-    settings: RegenerateSettings, target: Target, stop_tokens: Sequence[int]
-) -> Engine:
-    """An engine for the run, speculative if there is a drafter."""
-    drafter = tree = None
-    if settings.drafter is not None:
-        drafter = load_drafter(settings.drafter, settings.target_dtype, target.mesh, target=target)
-        tree = settings.tree
-    length = settings.data.sequence_length
-    return make_engine(target, drafter, tree, settings.batch_size, length, stop_tokens)
+def _digest_target(loaded: LoadedTarget) -> str:
+    return digest_weights(loaded.target)
 
 
 def _print_skips(console: Console, name: str, skips: Sequence[Skip]) -> None:

@@ -3,7 +3,6 @@
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.cluster import join_cluster
 from redrafter_jax.serving.guard import Guard
 from redrafter_jax.serving.replicas.front import Front
 from redrafter_jax.serving.replicas.replica import EngineReplica
@@ -109,30 +109,14 @@ def make_application(
 
 
 class Cluster:
-    """Ray's cluster.
-
-    Args:
-      own: whether to start a cluster for this process; otherwise, join the cluster that the
-        environment variable RAY_ADDRESS names.
+    """Ray's cluster; see `join_cluster`.
 
     Raises:
       InputError: the cluster cannot be joined.
     """
 
-    def __init__(self, own: bool) -> None:
-        # By default Ray reports usage statistics of every cluster.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if own:
-            ray.init("local", include_dashboard=False)
-            return
-        try:
-            ray.init()
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
-            raise InputError(
-                f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, where no cluster can be joined: "
-                f"{cause}; start a cluster with `ray start --head`, or unset RAY_ADDRESS."
-            ) from None
+    def __init__(self) -> None:
+        join_cluster()
 
     def deploy(self, application: serve.Application, endpoint: Endpoint) -> None:
         """Serve the application; an earlier one of this name is replaced replica by replica.

@@ -103,6 +103,8 @@ class Front:
                     headers={"Retry-After": "1"},
                 ) from None
             except (RayError, RayServeException):
+                if told.whole:  # and counted by the replica
+                    return
                 if told.begun:
                     self.counts.count_refusal(scope["path"], _lost())
                     await told.break_off(_lost())
@@ -114,12 +116,17 @@ class Front:
 
 
 class _Told:
-    """The state of an answer that is forwarded to the client."""
+    """The state of an answer that is forwarded to the client.
+
+    Attributes:
+      begun: whether the client has been sent some of its body.
+      whole: whether the client has been sent its last message.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._start: Message | None = None
-        self.begun = False
+        self.begun = self.whole = False
 
     async def send(self, message: Message) -> None:
         """Forward a message; the head of an answer is held back until its body begins."""
@@ -130,6 +137,7 @@ class _Told:
             self.begun = True
             await self._send(self._start)
         await self._send(message)
+        self.whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def break_off(self, error: ApiError) -> None:
         """End a stream with an error event.

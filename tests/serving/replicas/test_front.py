@@ -139,7 +139,9 @@ def test_requests_that_no_replica_counts_are_counted() -> None:
         [ActorDiedError()],
         [ActorDiedError()],  # lost again
         [START, part(b"data: 1\n\n"), ActorDiedError()],
-        [START, part(b"data: 2\n\n"), part(b"", more=False)],  # the replica counts this one
+        # The replica counts these two; the second is lost when it has sent everything.
+        [START, part(b"data: 2\n\n"), part(b"", more=False)],
+        [START, part(b"data: 3\n\n"), part(b"", more=False), ActorDiedError()],
     ]
     replicas = Counting(*map(Answer, answers))
     endpoint = Endpoint("localhost", 8000, "key")
@@ -153,6 +155,7 @@ def test_requests_that_no_replica_counts_are_counted() -> None:
         *(ask(app, **key).status_code for _ in range(4)),
     ]
     assert statuses == [401, 403, 413, 401, 429, 503, 200, 200]
+    assert ask(app, **key).text == "data: 3\n\n"
     assert not replicas.left
     page = ask(app, route="/metrics", **key).text
     assert {

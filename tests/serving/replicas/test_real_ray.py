@@ -3,14 +3,8 @@
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +13,7 @@ import pytest
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
 from engine_runs import ROOM, decoded_alone
-from places import ROOT
+from ray_processes import engines_of, served_by_replicas
 from servers import HTTP, is_ready, measured, wait_until
 from tiny_folders import PairFolders, add_template, decode
 
@@ -49,60 +43,6 @@ class Turn(NamedTuple):
     turns: list[str]
     seed: int
     told: Told
-
-
-@contextmanager
-def replicas(*options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
-    """The address and the process of `redrafter serve --replicas`, once all are ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Where tests share two cores, Ray's own processes take their time.
-    slow = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "RAY_raylet_start_wait_time_s": "300"}
-    words = ["serve", "--port", str(port), *options, *REPLICAS]
-    with tempfile.NamedTemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "redrafter_jax", *words],
-            cwd=ROOT,
-            env=os.environ | slow,
-            stdout=log,
-            stderr=log,
-        )
-
-        def is_serving() -> bool:
-            told = Path(log.name).read_text()
-            assert process.poll() is None, told
-            return "; ready." in told
-
-        try:
-            wait_until(is_serving)
-            yield f"http://127.0.0.1:{port}", process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=300)
-            finally:
-                process.kill()
-
-
-def engines_of(process: subprocess.Popen[bytes]) -> set[int]:
-    """The process numbers of the engines, which are descendants of that process."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    below, last = {process.pid}, 0
-    while len(below) > last:
-        last = len(below)
-        below |= {number for number, parent in parents.items() if parent in below}
-    return {number for number in below if b":engine" in _command(number)}
-
-
-def _command(number: int) -> bytes:
-    try:
-        return Path(f"/proc/{number}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def ask(base: str, turns: list[str], seed: int, limit: int) -> Told:
@@ -150,7 +90,7 @@ def test_a_replica_that_is_killed_ends_its_streams_alone_and_comes_back(
         answered.release()
         return [first, second]
 
-    with replicas(*models, *SIZES, *TREE) as (base, process):
+    with served_by_replicas(*models, *SIZES, *TREE, *REPLICAS) as (base, process):
         before = engines_of(process)
         assert len(before) == 2
         lost = min(before)

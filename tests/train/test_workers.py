@@ -1,0 +1,72 @@
+"""Workers that share a command's work: features, and what is refused."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+import pytest
+import yaml
+from ray_processes import train_with_two_workers
+from regenerated import Regeneration
+from train_runs import Start, run_train, settings
+
+from redrafter_jax import InputError
+from train.config import WorkerSettings
+from train.workers import OneProcess, prepare
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
+
+
+def test_one_process_works_on_what_it_has_loaded() -> None:
+    alone = OneProcess(lambda: [10])
+    assert alone.ask(len) == 1
+    added = alone.share(lambda loaded, items: (loaded[0] + item for item in items), range(3))
+    assert list(added) == [10, 11, 12]
+
+
+def test_a_missing_ray_is_named_before_the_target_is_looked_for(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    nowhere = tmp_path / "nowhere"
+    values = settings(nowhere, tmp_path / "run", features=str(tmp_path / "features"))
+    sentence = "workers is 2, which needs the package ray, which is not installed; in a checkout"
+    assert sentence in start(values, "features", "workers=2", code=2).err
+    regeneration = Regeneration(nowhere, tmp_path, data=values["data"], workers=2)
+    with pytest.raises(InputError, match=sentence):
+        regeneration(tmp_path / "rows.jsonl")
+
+
+def test_workers_of_a_job_of_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(InputError, match="workers is 3 in a job of several processes"):
+        prepare(WorkerSettings(workers=3))
+
+
+@needs_ray
+def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:
+    from train.ray_workers import check_room
+
+    machine = {"CPU": 2.0, "GPU": 4.0}
+    check_room(WorkerSettings(workers=4, worker_cpus=0.5), 1, machine)
+    with pytest.raises(InputError, match="each takes 1 CPUs, but this machine has 2; lower worke"):
+        check_room(WorkerSettings(workers=4), 1, machine)
+    with pytest.raises(InputError, match="each takes 2 GPUs, but this machine has 4; lower worke"):
+        check_room(WorkerSettings(workers=4, worker_cpus=0.5), 2, machine)
+
+
+@pytest.mark.long
+@needs_ray
+def test_when_a_worker_is_killed_another_reads_the_rest(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    values = settings(target_folder, tmp_path / "run", features=str(tmp_path / "two"))
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values))
+    words = ["features", "--config", str(path), "top_k=5"]
+    told = train_with_two_workers(*words, kill_when="rows read: 2 of ")
+    assert "another takes its place" in told
+    run_train(tmp_path, values | {"features": str(tmp_path / "one")}, "features", "top_k=5")
+    expected = {one.name: one.read_bytes() for one in (tmp_path / "one").iterdir()}
+    assert {one.name: one.read_bytes() for one in (tmp_path / "two").iterdir()} == expected

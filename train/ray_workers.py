@@ -1,0 +1,155 @@
+"""Workers that are actors of Ray.
+
+Worker w of n takes the items w, w + n, w + 2n and so on, and sends its results one by one as they
+are ready, so that they come out in order and none waits for a block of others to be complete. When
+a worker is lost, with its process or its machine, another takes its place and begins with the first
+item whose result has not arrived.
+"""
+
+# The extra `ray` may be missing.
+# pyright: reportMissingImports=false
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from rich.console import Console
+
+from redrafter_jax.errors import InputError
+from redrafter_jax.parallel.cluster import is_own, join_cluster
+from redrafter_jax.settings.sections import MeshSettings
+
+from .config import WorkerSettings
+from .data.report import print_line
+from .workers import Workers
+
+Loaded = TypeVar("Loaded")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# A run ends after this many losses in succession of a worker that gave no result between them.
+_MOST_LOSSES = 3
+
+
+class _Worker(Generic[Loaded]):
+    """The process of a worker. It loads when it is first asked, not when it is made, so that the
+    errors of loading reach the run as they are."""
+
+    def __init__(self, load: Callable[[], Loaded]) -> None:
+        self._load = load
+        self._kept: list[Loaded] = []
+
+    def ask(self, question: Callable[[Loaded], Result]) -> Result:
+        return question(self._loaded())
+
+    def work(
+        self, work: Callable[[Loaded, Sequence[Item]], Iterator[Result]], items: Sequence[Item]
+    ) -> Iterator[Result]:
+        yield from work(self._loaded(), items)
+
+    def _loaded(self) -> Loaded:
+        if not self._kept:
+            self._kept.append(self._load())
+        return self._kept[0]
+
+
+class RayWorkers(Workers[Loaded]):
+    """Several workers; see `open_workers`.
+
+    Raises:
+      InputError: Ray's cluster cannot be joined, or is too small.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, mesh: MeshSettings, load: Callable[[], Loaded], ahead: int
+    ) -> None:
+        assert settings.workers is not None
+        join_cluster()
+        cluster = ray.cluster_resources()
+        gpus = mesh.data * mesh.model if cluster.get("GPU") else 0
+        if is_own():  # another may have machines that are still to start
+            check_room(settings, gpus, cluster)
+        options: Any = {"num_cpus": settings.worker_cpus, "num_gpus": gpus}
+        self._kind: Any = ray.remote(**options)(_Worker)
+        self._load: Any = ray.put(load)
+        self._ahead = ahead
+        self._actors = [self._kind.remote(self._load) for _ in range(settings.workers)]
+        self._losses = [0] * settings.workers
+
+    def ask(self, question: Callable[[Loaded], Result]) -> Result:
+        while True:
+            try:
+                return ray.get(self._actors[0].ask.remote(question))
+            except RayTaskError as error:
+                raise _cause(error) from None
+            except RayError as error:
+                self._replace(0, error)
+
+    def share(
+        self, work: Callable[[Loaded, Sequence[Item]], Iterator[Result]], items: Sequence[Item]
+    ) -> Iterator[Result]:
+        workers, held = len(self._actors), ray.put(work)
+        given = [0] * workers
+
+        def stream(worker: int) -> Any:
+            call = self._actors[worker].work.options(
+                num_returns="streaming", _generator_backpressure_num_objects=self._ahead
+            )
+            return call.remote(held, items[worker::workers][given[worker] :])
+
+        streams = [stream(worker) for worker in range(workers)]
+        for number in count():
+            worker = number % workers
+            while True:
+                try:
+                    result: Any = ray.get(next(streams[worker]))
+                    break
+                except StopIteration:
+                    return
+                except RayTaskError as error:
+                    raise _cause(error) from None
+                except RayError as error:
+                    self._replace(worker, error)
+                    streams[worker] = stream(worker)
+            given[worker] += 1
+            self._losses[worker] = 0
+            yield result
+
+    def _replace(self, worker: int, error: RayError) -> None:
+        self._losses[worker] += 1
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        if self._losses[worker] == _MOST_LOSSES:
+            raise InputError(
+                f"Worker {worker} was lost {_MOST_LOSSES} times without a result ({reason}); if "
+                "its memory was full, use fewer workers or a smaller batch_size."
+            )
+        console = Console(stderr=True)
+        print_line(console, f"worker {worker} was lost ({reason}); another takes its place")
+        ray.kill(self._actors[worker])
+        self._actors[worker] = self._kind.remote(self._load)
+
+
+def _cause(error: RayTaskError) -> BaseException:
+    """The error of the worker's own, if it is for the user; otherwise with its traceback there."""
+    return error.cause if isinstance(error.cause, InputError) else error
+
+
+def end() -> None:
+    """End all workers, and the cluster if it is of this process."""
+    ray.shutdown()
+
+
+def check_room(settings: WorkerSettings, gpus: int, cluster: Mapping[str, float]) -> None:
+    """Refuse more workers than this machine has CPUs or GPUs for, which Ray would wait for."""
+    for name, each, way_out in (
+        ("CPU", settings.worker_cpus, "workers or worker_cpus"),
+        ("GPU", gpus, "workers or the mesh"),
+    ):
+        needed, there = each * (settings.workers or 0), cluster.get(name, 0)
+        if needed > there:
+            raise InputError(
+                f"workers is {settings.workers}, and each takes {each:g} {name}s, but this machine "
+                f"has {there:g}; lower {way_out}."
+            )
