@@ -75,7 +75,7 @@ def read_chunk(
     start, C = cache.lengths, tokens.shape[1] - 1
     chunk, V = tokens[:, :C], decoder.config.vocab_size
     count = jnp.clip(lengths - start, 0, C)
-    target_layers, own_layers = split_layers(cache, decoder.config)
+    target_layers, own_layers = split_layers(cache, len(decoder.layers))
     layers = drafter.layers(decoder.config)
     hidden, target_layers = decoder.extend(chunk, target_layers, count, layers)
     last = jnp.clip(lengths - 1 - start, 0, C - 1)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from redrafter_jax.config import MirrorConfig, TargetConfig, TreeConfig
+from redrafter_jax.decoding.mirror import forked_pages
 from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.engine.device import Chunk
+from redrafter_jax.engine.device import Chunk, row_shapes
 from redrafter_jax.engine.gains import Gains
 from redrafter_jax.engine.messages import MirrorCounts
 from redrafter_jax.engine.mirror_device import (
@@ -20,14 +21,14 @@ from redrafter_jax.engine.mirror_device import (
     complete_pass,
     draft_now,
     draft_outcomes,
-    empty_drafter_rows,
     pick_tree,
     read_along,
     without_layers,
 )
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.cache import split_layers
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import check_target, data_shards, make_mesh, place
+from redrafter_jax.parallel.mesh import check_target, data_shards, make_mesh, place, shardings
 from redrafter_jax.types import DecodeState, TokenTree
 
 Tree = TypeVar("Tree")
@@ -89,13 +90,13 @@ def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
 
 
 class Mirror:
-    """The drafter's rows of an engine, and the steps of target and drafter together.
+    """The drafter's state of an engine, and the steps of target and drafter together.
 
     Attributes:
       counts: counts of drafter calls and ready trees.
       relay: the drafter that takes the real drafter's place on the target's devices.
-      watch: called with name and result of every program that a step starts; returns the result. A
-        callback that waits for the result can time each program, but prevents overlap.
+      watch: called with name and result of every program and transfer that a step starts. If it
+        waits for the result, it can time each of them, but prevents overlap.
 
     Args:
       target: the target model.
@@ -123,7 +124,7 @@ class Mirror:
         top: int | None,
     ) -> None:
         self.counts = MirrorCounts()
-        self.watch: Callable[[str, Any], Any] = lambda name, result: result
+        self.watch: Callable[[str, Any], object] = lambda name, result: None
         layers = drafter.layers(target.config) if drafter.reads_hidden else None
         self.relay = Relay(layers, chunk)
         self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
@@ -131,8 +132,7 @@ class Mirror:
         # Shardings of arrays on the target's and on the drafter's devices; None if they are shared.
         self._home: Any = None
         self._away: Any = None
-        drafter = drafter.apart()
-        lender = without_layers(target)
+        drafter, lender = drafter.apart(), without_layers(target)
         if devices:
             if mesh is None:
                 self._home = SingleDeviceSharding(*jax.tree.leaves(target.params)[0].devices())
@@ -145,16 +145,16 @@ class Mirror:
                     check_target(model.config, mesh, "drafter")
             lender, drafter = place(lender, mesh), place(drafter, mesh)
         self._lender, self._drafter = lender, drafter
-        empty = empty_drafter_rows(
-            lender,
-            drafter,
-            rows=rows,
-            slots=slots,
-            pages=pages,
-            outcomes=mirror.count(tree),
-            max_path=tree.max_path,
-        )
-        self._rows = place(empty, mesh)
+        pages += rows * mirror.count(tree) * forked_pages(tree.max_path)
+        shapes = row_shapes(lender, drafter, rows, slots, 1, pages)
+        _, cache = split_layers(shapes.cache, target.config.num_hidden_layers)
+        shapes = shapes._replace(cache=cache)
+
+        def zeros(leaf: Any, sharding: Any = None) -> Array:
+            return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+
+        # Its cache has only the drafter's layers; the pages of the outcomes come last.
+        self._state = jax.tree.map(zeros, shapes, *([shardings(shapes, mesh)] if mesh else []))
         # Trees of the next step, on the drafter's devices; None if they must still be drafted.
         self._ready: TokenTree | None = None
 
@@ -177,9 +177,7 @@ class Mirror:
         is_new[new[new < rows]] = True
         decided = state.own._replace(count=jnp.where(reads, state.own.count, 0))
         self._follow(state)
-        self._rows = read_along(
-            self._lender, self._drafter, self._rows, self._send(decided), self._send(is_new)
-        )
+        self._state = read_along(*self._side, *_put((decided, is_new), self._away))
         self._ready = None
 
     def decode(
@@ -192,62 +190,61 @@ class Mirror:
           rows: row i at place i, or B for an idle place.
           most: maximum number of steps.
         """
-        B = len(rows)
-        idle, tree = jnp.asarray(rows >= B), self._tree
-        none = self._send(jnp.zeros(B, bool))
+        B, counts, watch = len(rows), self.counts, self.watch
+        idle, settings = jnp.asarray(rows >= B), {"mirror": self._mirror, "config": self._tree}
+        none = _put(jnp.zeros(B, bool), self._away)
         self._follow(state)
         gains: list[Gains] = []
         while len(gains) < most:
             trees = self._ready
             if trees is None:
-                trees = draft_now(self._lender, self._drafter, self._rows, config=tree)
-                trees = self.watch("now", trees)
-                self.counts.now += 1
-            nodes: TokenTree = self.watch("send tree", _put(trees, self._home))
-            inputs = self._target, self.relay, state, nodes
-            begun = begin_pass(*inputs, idle, mirror=self._mirror, config=tree)
-            first, guessed = self.watch("begin", begun)
+                trees = draft_now(*self._side, config=self._tree)
+                watch("now", trees)
+                counts.now += 1
+            sent = _put(trees, self._home)
+            watch("send tree", sent)
+            target = self._target, self.relay, state, sent
+            *begun, guessed = begin_pass(*target, idle, **settings)
+            watch("begin", guessed)
             # Dispatch the target's second part first; the drafter's inputs are sent meanwhile.
-            completed = complete_pass(*inputs, first, idle, top=self._top)
-            state, gained, end = self.watch("complete", completed)
-            guessed = self.watch("send guess", self._send(guessed))
-            sides = self._lender, self._drafter, self._rows
-            drafted = draft_outcomes(*sides, trees, guessed, mirror=self._mirror, config=tree)
-            self._rows, outcomes, ahead = self.watch("ahead", drafted)
-            end = self.watch("send end", self._send(end))
-            picked, fits = self.watch("pick", pick_tree(self._lender, ahead, outcomes, end))
-            read = read_along(self._lender, self._drafter, self._rows, end.decided, none)
-            self._rows = self.watch("read", read)
+            state, gained, end = complete_pass(*target, *begun, idle, top=self._top)
+            watch("complete", end)
+            guessed = _put(guessed, self._away)
+            watch("send guess", guessed)
+            self._state, outcomes, ahead = draft_outcomes(*self._side, trees, guessed, **settings)
+            watch("ahead", ahead)
+            end = _put(end, self._away)
+            watch("send end", end)
+            picked, rank = pick_tree(self._lender, ahead, outcomes, end)
+            watch("pick", picked)
+            self._state = read_along(*self._side, end.decided, none)
+            watch("read", self._state)
             gains.append(gained)
-            fitting, ended = jax.device_get((fits, end.ended))
-            self._ready = picked if (fitting | ended).all() else None
-            self.counts.steps += 1
-            self.counts.ahead += 1
-            self.counts.outcomes += int((~ended).sum())
-            self.counts.prepared += int((fitting & ~ended).sum())
+            ranks, ended = jax.device_get((rank, end.ended))
+            self._ready = picked if ((ranks >= 0) | ended).all() else None
+            counts.steps += 1
+            counts.outcomes += int((~ended).sum())
+            counts.ranks.update(ranks[~ended & (ranks >= 0)].tolist())
             if ended.all():
                 break
         steps: Any = jax.device_get(gains)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *steps)
         return state, (stacked, jax.device_get(state.done))
 
-    def _follow(self, state: DecodeState) -> None:
-        """Copy to the drafter's rows the fields of the state that the engine may have changed."""
-        cache = self._rows.cache
-        told = state.tokens, state.speculates, state.sampling, state.cache.table
-        told = self._send((*told, state.cache.lengths))
-        tokens, speculates, sampling, table, lengths = jax.tree.map(jnp.copy, told)
-        self._rows = self._rows._replace(
-            tokens=tokens,
-            speculates=speculates,
-            sampling=sampling,
-            cache=cache._replace(table=table, lengths=lengths),
-        )
+    @property
+    def _side(self) -> tuple[Target, Drafter, DecodeState]:
+        """The first arguments of the programs on the drafter's devices."""
+        return self._lender, self._drafter, self._state
 
-    def _send(self, tree: Tree) -> Tree:
-        """Copy arrays to the drafter's devices."""
-        return _put(tree, self._away)
+    def _follow(self, state: DecodeState) -> None:
+        """Copy to the drafter's state all that the engine may have changed."""
+        own, cache = self._state.own, self._state.cache
+        small = state._replace(own=(), cache=state.cache._replace(keys=(), values=()))
+        told = jax.tree.map(jnp.copy, _put(small, self._away))
+        cache = told.cache._replace(keys=cache.keys, values=cache.values)
+        self._state = told._replace(own=own, cache=cache)
 
 
 def _put(tree: Tree, place: Any) -> Tree:
+    """Copy arrays to the devices of a sharding; None stands for the devices that they are on."""
     return tree if place is None else jax.device_put(tree, place)

@@ -107,9 +107,7 @@ def test_texts_are_the_baselines(kind: str, tree: TreeConfig, mirror: MirrorConf
     target = target_of(0)
     plain, ours = both(target, drafter_of(kind, target), tree, mirror)
     assert ours.tokens == plain.tokens
-    counts = ours.mirror
-    assert counts.ahead == counts.steps
-    assert counts.prepared <= counts.outcomes
+    assert ours.mirror.prepared <= ours.mirror.outcomes
 
 
 @pytest.mark.long

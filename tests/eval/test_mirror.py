@@ -34,8 +34,6 @@ def test_the_report_agrees_with_the_engine_and_with_itself(
     evaluate(["mirror", "--config", str(config)])
     [row] = json.loads((tmp_path / "mirror.json").read_text())["rows"]
     assert row["equal"]
-    # The guesses are ranked on the host, from what crossed; the engine had its own way.
-    assert row["prepared"] == round(row["outcomes"] * (1 - row["fallback_rate"]["3"]))
     assert 0 <= row["fallback_rate"]["3"] <= row["fallback_rate"]["1"] < 1
     parts = row["milliseconds"]
     assert parts["now"] > 30
