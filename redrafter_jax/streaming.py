@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request, Token
@@ -94,6 +94,7 @@ class KeptCache:
         tree: TreeConfig | TreeTable | None,
         adaptive: bool | None,
         log_probs: bool,
+        mirror: MirrorConfig | None,
     ) -> Engine:
         """Return the previous streams' engine, or a new one for another drafter or other trees.
 
@@ -116,12 +117,11 @@ class KeptCache:
                 "kept_cache; ask for fewer, or give KeptCache a longer context_length."
             )
         stops = max(len(request.stop_tokens or ()) for request in requests)
-        made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs)
+        made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs, mirror)
         fits = kept is not None and kept.intact and kept.stop_width >= stops
         if kept is None or not fits or not _same(self._made_for, made_for):
-            kept = engine_of(
-                target, drafter, requests, tree, adaptive, log_probs, self._context_length
-            )
+            settings = tree, adaptive, log_probs, mirror, self._context_length
+            kept = engine_of(target, drafter, requests, *settings)
         kept.cancel_all()
         self._engine, self._made_for = kept, made_for
         return kept
@@ -145,6 +145,7 @@ def stream(
     kept_cache: KeptCache | None = None,
     grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
+    mirror: MirrorConfig | None = None,
 ) -> Generator[Update]:
     """Decode as `generate` does, and yield an `Update` every `steps_per_yield` decode steps.
 
@@ -171,6 +172,7 @@ def stream(
       kept_cache: the cache of the previous streams; it stays usable after this stream is closed.
       grammars: as in `generate`.
       tokenizer: as in `generate`; also the default for `detokenize`.
+      mirror: as in `generate`.
 
     Raises:
       InputError: as `generate`, at the first `next`; or a stop string is empty or is given without
@@ -190,7 +192,7 @@ def stream(
         from redrafter_jax.engine.constrained import hold
 
         requests = hold(target.config, requests, grammars, tokenizer)
-    engine = make(target, bound, requests, tree, adaptive, log_probs)
+    engine = make(target, bound, requests, tree, adaptive, log_probs, mirror)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
         _Row(

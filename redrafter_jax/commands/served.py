@@ -15,6 +15,7 @@ from redrafter_jax.commands.options import (
     find_drafting,
     load_models,
     load_prompt_format,
+    mirror_of,
 )
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ServeConfig
@@ -57,7 +58,7 @@ def load_served[Kind: Engine](
     Raises:
       InputError: an argument or a file cannot be used.
     """
-    config = config_of(ServeConfig, arguments)
+    config, mirror = config_of(ServeConfig, arguments), mirror_of(arguments)
     files = open_target(arguments.target)
     found, tree = find_drafting(arguments, files)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
@@ -79,6 +80,7 @@ def load_served[Kind: Engine](
         stop_tokens=prompt_format.stop_tokens,
         steps_per_call=config.steps_per_call,
         top_log_probs=config.max_logprobs,
+        mirror=mirror,
     )
     given = Path(arguments.target)
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name
