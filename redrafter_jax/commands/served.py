@@ -20,6 +20,7 @@ from redrafter_jax.commands.options import (
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.memory import cache_costs
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
@@ -64,10 +65,10 @@ def load_served[Kind: Engine](
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
     tools = _tools_of(arguments, prompt_format)
     target, drafter, tree = load_models(arguments, files, found, tree)
-    bound, _ = bind_models(target, drafter, tree)
-    memory = config.cache_memory or default_cache_memory(target, bound, config.slots)
+    costs = cache_costs(target, *bind_models(target, drafter, tree), mirror, config.slots)
+    memory = config.cache_memory or default_cache_memory(target, costs, config.slots)
     memory = least(memory)
-    length = config.context_length or longest_text(target, bound, memory)
+    length = config.context_length or longest_text(target, costs, memory)
     engine = make(
         target,
         drafter,

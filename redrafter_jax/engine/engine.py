@@ -16,8 +16,8 @@ from redrafter_jax.config.drafting import longest_path
 from redrafter_jax.decoding.read import chunk_length, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.chunks import idle_row, make_row
-from redrafter_jax.engine.device import page_bytes
 from redrafter_jax.engine.gains import Gains
+from redrafter_jax.engine.memory import cache_costs, pages_in
 from redrafter_jax.engine.messages import (
     Counters,
     Event,
@@ -159,7 +159,7 @@ class Engine:
         pages = slots // shards * width
         if cache_memory is not None:
             check_size(cache_memory, "cache_memory")
-            pages = cache_memory // page_bytes(target, bound)
+            pages = pages_in(cache_memory, cache_costs(target, bound, trees, mirror, slots))
             longest = pages * PAGE + 1  # the last token is not cached
             if longest < context_length:
                 raise InputError(

@@ -1,19 +1,21 @@
 """The host side of mirror decoding: the order of programs, and transfers between device groups."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array, Int
 
 from redrafter_jax.config import MirrorConfig, TargetConfig, TreeConfig
 from redrafter_jax.decoding.mirror import forked_pages
 from redrafter_jax.drafters.base import Drafter, RootOnly
-from redrafter_jax.engine.device import Chunk, row_shapes
+from redrafter_jax.engine.device import Chunk, page_bytes, row_shapes
 from redrafter_jax.engine.gains import Gains
+from redrafter_jax.engine.memory import CacheCost
 from redrafter_jax.engine.messages import MirrorCounts
 from redrafter_jax.engine.mirror_device import (
     Relay,
@@ -39,7 +41,7 @@ def check_mirror(
     drafter: Drafter,
     trees: tuple[TreeConfig | None, ...],
     mirror: MirrorConfig,
-    adaptive: bool | None,
+    adaptive: bool | None = None,
 ) -> TreeConfig:
     """Check the arguments of mirror decoding, and return the tree to draft ahead.
 
@@ -76,6 +78,35 @@ def check_mirror(
         )
     _drafter_devices(target, mirror)
     return tree
+
+
+def mirror_costs(
+    target: Target,
+    drafter: Drafter,
+    trees: tuple[TreeConfig | None, ...],
+    mirror: MirrorConfig,
+    slots: int,
+) -> list[CacheCost]:
+    """Return what `cache_costs` does with mirror decoding; raises as `check_mirror`."""
+    tree = check_mirror(target, drafter, trees, mirror)
+    mesh = _drafter_mesh(target, mirror)
+    there = replace(target, mesh=mesh or target.mesh)
+    own = page_bytes(there, drafter.apart()) - page_bytes(there, RootOnly())
+    alone, ahead = page_bytes(target, RootOnly()), own * _ahead_pages(slots, tree, mirror)
+    if mesh is None:
+        return [CacheCost(alone + own, ahead)]
+    return [CacheCost(alone), CacheCost(own, ahead)]
+
+
+def _ahead_pages(rows: int, tree: TreeConfig, mirror: MirrorConfig) -> int:
+    """Number of pages into which the paths of all outcomes are read."""
+    return rows * mirror.count(tree) * forked_pages(tree.max_path)
+
+
+def _drafter_mesh(target: Target, mirror: MirrorConfig) -> Mesh | None:
+    """The devices for the drafter alone; None if it shares the target's."""
+    devices = _drafter_devices(target, mirror)
+    return make_mesh(model=len(devices), devices=devices) if devices else None
 
 
 def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
@@ -128,24 +159,24 @@ class Mirror:
         layers = drafter.layers(target.config) if drafter.reads_hidden else None
         self.relay = Relay(layers, chunk)
         self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
-        mesh, devices = target.mesh, _drafter_devices(target, mirror)
+        mesh, alone = target.mesh, _drafter_mesh(target, mirror)
         # Shardings of arrays on the target's and on the drafter's devices; None if they are shared.
         self._home: Any = None
         self._away: Any = None
         drafter, lender = drafter.apart(), without_layers(target)
-        if devices:
+        if alone is not None:
             if mesh is None:
                 self._home = SingleDeviceSharding(*jax.tree.leaves(target.params)[0].devices())
             else:
                 self._home = NamedSharding(mesh, PartitionSpec())
-            mesh = make_mesh(model=len(devices), devices=devices)
+            mesh = alone
             self._away = NamedSharding(mesh, PartitionSpec())
             for model in drafter.models:
                 if isinstance(model.config, TargetConfig):
                     check_target(model.config, mesh, "drafter")
             lender, drafter = place(lender, mesh), place(drafter, mesh)
         self._lender, self._drafter = lender, drafter
-        pages += rows * mirror.count(tree) * forked_pages(tree.max_path)
+        pages += _ahead_pages(rows, tree, mirror)
         shapes = row_shapes(lender, drafter, rows, slots, 1, pages)
         _, cache = split_layers(shapes.cache, target.config.num_hidden_layers)
         shapes = shapes._replace(cache=cache)

@@ -285,6 +285,36 @@ def test_a_batch_that_is_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         generate(target, ModelDrafter(target), **how)
 
 
+def bytes_on(device: Any, *caches: KVCache) -> int:
+    layers = [layer for cache in caches for layer in cache.keys + cache.values]
+    shards = [shard for layer in layers for shard in layer.addressable_shards]
+    return sum(shard.data.nbytes for shard in shards if shard.device == device)
+
+
+@pytest.mark.parametrize("devices", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["model", "self", "lookup"])
+def test_the_cache_takes_the_memory_that_it_is_given_and_no_more(kind: str, devices: int) -> None:
+    target, memory = target_of(0), 2_000_000
+    engine = Engine(
+        target,
+        drafter_of(kind, target),
+        tree=CHAIN,
+        slots=2,
+        context_length=100,
+        cache_memory=memory,
+        mirror=MirrorConfig(layer=2, candidates=2, drafter_devices=devices),
+    )
+    assert engine.mirror is not None
+    caches = engine.state.cache, engine.mirror._state.cache
+    taken = {device: bytes_on(device, *caches) for device in jax.devices()}
+    assert max(taken.values()) <= memory
+    # One page more would not fit on some device.
+    sizes = [[layer.nbytes // len(layer) for layer in one.keys + one.values] for one in caches]
+    home, away = (sum(own) for own in sizes)
+    page = max(home, away // devices) if devices else home + away
+    assert max(taken.values()) > memory - page
+
+
 @pytest.mark.long
 def test_the_turns_of_a_conversation_share_a_cache() -> None:
     target, prompt = target_of(0), [5] * 70
