@@ -17,7 +17,6 @@ from rich.table import Table
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import Dtype, MirrorConfig, SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import as_drafter
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.engine.requests import Batch
 from redrafter_jax.errors import InputError
@@ -28,7 +27,7 @@ from redrafter_jax.settings.sections import SamplingSettings
 from redrafter_jax.types import KVCache, TokenTree, View
 
 from .benchmark import Method, Run, decode_batch, drafting, make_batches, measure
-from .config import PairSettings, RowSettings
+from .config import RowSettings, TargetSettings
 from .questions import find_target, read_questions
 from .report import describe_sampling, make_table, show, write_report
 
@@ -60,10 +59,12 @@ _TRANSFERS = ("send tree", "send guess", "send end")
 _COSTS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
-class MirrorSettings(RowSettings, PairSettings):
+class MirrorSettings(RowSettings, TargetSettings):
     """`python -m eval mirror`: measure drafting while the target verifies.
 
     Attributes:
+      drafter: drafter as `redrafter_jax.load_drafter` takes it; None for prompt lookup alone, with
+        `tree.lookup_tokens`.
       tree: draft tree.
       dtype: dtype of both models' parameters.
       sampling: sampling settings.
@@ -77,6 +78,7 @@ class MirrorSettings(RowSettings, PairSettings):
         drafter that takes no processor from the target.
     """
 
+    drafter: str | None = None
     tree: TreeConfig
     dtype: Dtype = "float32"
     sampling: SamplingSettings = SamplingConfig()
@@ -143,20 +145,28 @@ def measure_mirror(settings: MirrorSettings) -> None:
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
     """
+    tree, name, head = settings.tree, settings.drafter, None
+    if name is None and tree != TreeConfig(lookup_tokens=max(tree.lookup_tokens, 1)):
+        raise InputError(
+            f"tree is {tree} but drafter is not set, which selects prompt lookup alone; set "
+            "drafter, or set only lookup_tokens in tree."
+        )
     found = find_target(settings)
     questions = read_questions(found, settings, settings.batch_size)
     make_folder(settings.report_dir, "report_dir")
     target = found.files.load(settings.dtype, found.mesh)
-    head = load_drafter(settings.drafter, settings.dtype, found.mesh, target=target)
-    drafter = as_drafter(head).apart()
+    if name is not None:
+        head = load_drafter(name, settings.dtype, found.mesh, target=target)
+    plain = drafting(target, head, tree)
+    drafter = plain.drafter.apart()
     if settings.wait_milliseconds:
         if not isinstance(drafter, ModelDrafter):
             raise InputError(
-                f"wait_milliseconds is {settings.wait_milliseconds:g}, but the drafter is a head; "
-                "use a model, such as drafter=self:layers=2."
+                f"wait_milliseconds is {settings.wait_milliseconds:g}, but the drafter is no "
+                "model; use one, such as drafter=self:layers=2."
             )
         drafter = Waiting(drafter.model, seconds=settings.wait_milliseconds / 1000)
-    plain = drafting(target, drafter, settings.tree)
+    plain = plain._replace(drafter=drafter)
     asked = questions.encode_turns(target, settings.sampling)
     batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
     expected = [decode_batch(plain, batch) for batch in batches]
@@ -170,7 +180,7 @@ def measure_mirror(settings: MirrorSettings) -> None:
     most, rows, report = max(settings.candidates), [], {}
     path = settings.report_dir / "mirror.json"
     for layer in track(layers, len(layers), "measure"):
-        mirror = MirrorConfig(layer, most, settings.tree.budget * most, settings.drafter_devices)
+        mirror = MirrorConfig(layer, most, plain.num_nodes * most, settings.drafter_devices)
         method = plain._replace(mirror=mirror)
         runs = [decode_batch(method, batch) for batch in batches]
         row = {"layer": layer} | _count(runs, expected, settings.candidates)
@@ -185,7 +195,7 @@ def measure_mirror(settings: MirrorSettings) -> None:
         }
         report = write_report(path, measures, settings, DEFINITIONS)
     sampling = describe_sampling(settings.sampling)
-    title = f"{settings.target} with {settings.drafter}, {sampling}\n{report['device']}"
+    title = f"{settings.target} with {name or 'prompt lookup'}, {sampling}\n{report['device']}"
     said = f"plain: acceptance length {_acceptance(expected):.3f}"
     show(path, title, said, *_tables(rows))
 

@@ -54,11 +54,14 @@ def check_mirror(
             f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so it must "
             f"be from 1 to {most}."
         )
-    [tree, *others] = trees
+    if len(trees) > 1:
+        raise InputError(
+            "tree is a table of trees, but mirror drafts one tree; give a TreeConfig, or on the "
+            "command line an option of the tree, such as --draft-rounds."
+        )
+    [tree] = trees
     if isinstance(drafter, RootOnly) or tree is None:
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
-    if others:
-        raise InputError("tree is a table of trees, but mirror drafts one tree; give a TreeConfig.")
     if tree.mean_nodes is not None:
         raise InputError(
             f"TreeConfig.mean_nodes is {tree.mean_nodes}, but mirror does not share nodes between "
