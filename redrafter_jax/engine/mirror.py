@@ -59,7 +59,7 @@ def check_mirror(
             "tree is a table of trees, but mirror drafts one tree; give a TreeConfig, or on the "
             "command line an option of the tree, such as --draft-rounds."
         )
-    [tree] = trees
+    tree = trees[0]
     if isinstance(drafter, RootOnly) or tree is None:
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
     if tree.mean_nodes is not None:
