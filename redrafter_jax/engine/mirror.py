@@ -54,12 +54,12 @@ def check_mirror(
             f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so it must "
             f"be from 1 to {most}."
         )
-    if len(trees) > 1:
+    [tree, *others] = trees
+    if others:
         raise InputError(
             "tree is a table of trees, but mirror drafts one tree; give a TreeConfig, or on the "
             "command line an option of the tree, such as --draft-rounds."
         )
-    tree = trees[0]
     if isinstance(drafter, RootOnly) or tree is None:
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
     if tree.mean_nodes is not None:
