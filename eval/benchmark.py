@@ -15,8 +15,7 @@ from redrafter_jax.config import MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.config.drafting import longest_path, node_count
 from redrafter_jax.drafters.base import Drafter, LoadedHead, RootOnly, as_drafter, check_drafting
 from redrafter_jax.drafters.lookup import PromptLookup
-from redrafter_jax.engine.messages import Token
-from redrafter_jax.engine.mirror import MirrorCounts
+from redrafter_jax.engine.messages import MirrorCounts, Token
 from redrafter_jax.engine.requests import Batch, check_batch, slots_for
 from redrafter_jax.generation import collect, engine_of, not_numbers
 from redrafter_jax.models.target import Target
@@ -188,7 +187,7 @@ def measure(
 
 
 def decode_batch(
-    method: Method, batch: Batch, watch: Callable[[str, Any], Any] | None = None
+    method: Method, batch: Batch, watch: Callable[[str, Any], object] | None = None
 ) -> Run:
     """Decode a batch as `generate` does, timing prefill and decoding; `watch` is `Mirror.watch`.
 

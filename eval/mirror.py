@@ -1,8 +1,8 @@
 """`python -m eval mirror`: how often a tree is ready ahead of time, and the time of a step."""
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -17,7 +17,6 @@ from rich.table import Table
 from redrafter_jax.acceptance import acceptance_length
 from redrafter_jax.command_line import make_folder
 from redrafter_jax.config import Dtype, MirrorConfig, SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import as_drafter
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.engine.requests import Batch
 from redrafter_jax.errors import InputError
@@ -27,10 +26,10 @@ from redrafter_jax.progress import track
 from redrafter_jax.settings.sections import SamplingSettings
 from redrafter_jax.types import KVCache, TokenTree, View
 
-from .benchmark import Method, Run, decode_batch, drafting, make_batches
-from .config import PairSettings, RowSettings
+from .benchmark import Method, Run, decode_batch, drafting, make_batches, measure
+from .config import RowSettings, TargetSettings
 from .questions import find_target, read_questions
-from .report import describe_sampling, make_table, number, show, write_report
+from .report import describe_sampling, make_table, show, write_report
 
 DEFINITIONS = {
     "plain": "the same drafter and tree, drafted after each target call",
@@ -60,10 +59,12 @@ _TRANSFERS = ("send tree", "send guess", "send end")
 _COSTS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
-class MirrorSettings(RowSettings, PairSettings):
+class MirrorSettings(RowSettings, TargetSettings):
     """`python -m eval mirror`: measure drafting while the target verifies.
 
     Attributes:
+      drafter: drafter as `redrafter_jax.load_drafter` takes it; None for prompt lookup alone, with
+        `tree.lookup_tokens`.
       tree: draft tree.
       dtype: dtype of both models' parameters.
       sampling: sampling settings.
@@ -77,6 +78,7 @@ class MirrorSettings(RowSettings, PairSettings):
         drafter that takes no processor from the target.
     """
 
+    drafter: str | None = None
     tree: TreeConfig
     dtype: Dtype = "float32"
     sampling: SamplingSettings = SamplingConfig()
@@ -125,51 +127,16 @@ class Stopwatch:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self._last = time.perf_counter()
 
-    def __call__(self, name: str, result: Any) -> Any:
+    def __call__(self, name: str, result: Any) -> None:
         jax.block_until_ready(result)
         now = time.perf_counter()
         self.seconds[name].append(now - self._last)
         self._last = now
-        return result
 
     def milliseconds(self) -> dict[str, float]:
         """Median milliseconds per program; the three transfers of a step are summed."""
         found = {name: 1000 * median(seconds) for name, seconds in self.seconds.items()}
         return found | {"transfers": sum(found.pop(name) for name in _TRANSFERS)}
-
-
-class Ranks:
-    """Ranks of the target's decisions among the guesses, for `Mirror.watch`.
-
-    Attributes:
-      found: for every decision, its rank among the guesses after its node that are not children in
-        the tree; infinity if it was not guessed.
-    """
-
-    def __init__(self) -> None:
-        self.found: list[float] = []
-        self._tree: Any = None
-        self._tokens: Any = None
-
-    def __call__(self, name: str, result: Any) -> Any:
-        if name == "send tree":
-            self._tree = jax.device_get(result)
-        elif name == "begin":
-            self._tokens = jax.device_get(result[1].tokens)
-        elif name == "complete":
-            end = jax.device_get(result[2])
-            for row in np.flatnonzero(~end.ended).tolist():
-                node, count = int(end.last[row]), end.decided.count[row]
-                token = int(end.decided.following[row, count - 1])
-                self.found.append(self._rank(row, node, token))
-        return result
-
-    def _rank(self, row: int, node: int, token: int) -> float:
-        below = self._tree.parents[row] == node
-        below[0] = False
-        children = set(self._tree.tokens[row][below].tolist())
-        others = [one for one in self._tokens[row, node].tolist() if one not in children]
-        return float(others.index(token)) if token in others else np.inf
 
 
 def measure_mirror(settings: MirrorSettings) -> None:
@@ -178,20 +145,28 @@ def measure_mirror(settings: MirrorSettings) -> None:
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
     """
+    tree, name, head = settings.tree, settings.drafter, None
+    if name is None and tree != TreeConfig(lookup_tokens=max(tree.lookup_tokens, 1)):
+        raise InputError(
+            f"tree is {tree} but drafter is not set, which selects prompt lookup alone; set "
+            "drafter, or set only lookup_tokens in tree."
+        )
     found = find_target(settings)
     questions = read_questions(found, settings, settings.batch_size)
     make_folder(settings.report_dir, "report_dir")
     target = found.files.load(settings.dtype, found.mesh)
-    head = load_drafter(settings.drafter, settings.dtype, found.mesh, target=target)
-    drafter = as_drafter(head).apart()
+    if name is not None:
+        head = load_drafter(name, settings.dtype, found.mesh, target=target)
+    plain = drafting(target, head, tree)
+    drafter = plain.drafter.apart()
     if settings.wait_milliseconds:
         if not isinstance(drafter, ModelDrafter):
             raise InputError(
-                f"wait_milliseconds is {settings.wait_milliseconds:g}, but the drafter is a head; "
-                "use a model, such as drafter=self:layers=2."
+                f"wait_milliseconds is {settings.wait_milliseconds:g}, but the drafter is no "
+                "model; use one, such as drafter=self:layers=2."
             )
         drafter = Waiting(drafter.model, seconds=settings.wait_milliseconds / 1000)
-    plain = drafting(target, drafter, settings.tree)
+    plain = plain._replace(drafter=drafter)
     asked = questions.encode_turns(target, settings.sampling)
     batches = make_batches(asked, settings.batch_size, settings.sampling, settings)
     expected = [decode_batch(plain, batch) for batch in batches]
@@ -205,10 +180,10 @@ def measure_mirror(settings: MirrorSettings) -> None:
     most, rows, report = max(settings.candidates), [], {}
     path = settings.report_dir / "mirror.json"
     for layer in track(layers, len(layers), "measure"):
-        mirror = MirrorConfig(layer, most, settings.tree.budget * most, settings.drafter_devices)
-        method, ranks = plain._replace(mirror=mirror), Ranks()
-        runs = [decode_batch(method, batch, ranks) for batch in batches]
-        row = {"layer": layer} | _count(runs, expected, ranks, settings.candidates)
+        mirror = MirrorConfig(layer, most, plain.num_nodes * most, settings.drafter_devices)
+        method = plain._replace(mirror=mirror)
+        runs = [decode_batch(method, batch) for batch in batches]
+        row = {"layer": layer} | _count(runs, expected, settings.candidates)
         if settings.repeats:
             row |= _time(method, batches, settings.repeats, row, _acceptance(expected))
         rows.append(row)
@@ -220,7 +195,7 @@ def measure_mirror(settings: MirrorSettings) -> None:
         }
         report = write_report(path, measures, settings, DEFINITIONS)
     sampling = describe_sampling(settings.sampling)
-    title = f"{settings.target} with {settings.drafter}, {sampling}\n{report['device']}"
+    title = f"{settings.target} with {name or 'prompt lookup'}, {sampling}\n{report['device']}"
     said = f"plain: acceptance length {_acceptance(expected):.3f}"
     show(path, title, said, *_tables(rows))
 
@@ -230,17 +205,18 @@ def _acceptance(runs: Sequence[Run]) -> float:
 
 
 def _count(
-    runs: Sequence[Run], expected: Sequence[Run], ranks: Ranks, candidates: Sequence[int]
+    runs: Sequence[Run], expected: Sequence[Run], candidates: Sequence[int]
 ) -> dict[str, Any]:
     """The measures that are the same on every machine."""
     counts = [run.mirror for run in runs if run.mirror is not None]
-    found = np.asarray(ranks.found)
+    outcomes = sum(one.outcomes for one in counts)
+    ranks = sum((one.ranks for one in counts), Counter[int]())
+    ready = {k: sum(ranks[rank] for rank in range(k)) for k in candidates}
     return {
         "acceptance_length": _acceptance(runs),
-        "outcomes": len(found),
-        "fallback_rate": {str(k): float((found >= k).mean()) for k in candidates},
-        "prepared": sum(one.prepared for one in counts),
-        "waits_per_step": sum(one.now for one in counts) / max(sum(one.steps for one in counts), 1),
+        "outcomes": outcomes,
+        "fallback_rate": {str(k): 1 - ready[k] / max(outcomes, 1) for k in candidates},
+        "waits_per_step": sum(one.now for one in counts) / sum(one.steps for one in counts),
         "equal": [run.tokens for run in runs] == [run.tokens for run in expected],
     }
 
@@ -249,26 +225,25 @@ def _time(
     method: Method, batches: Sequence[Batch], repeats: int, row: dict[str, Any], plain_gain: float
 ) -> dict[str, Any]:
     """Time parts and whole steps in turns, so that a slow moment affects both."""
-    plain, watch = method._replace(mirror=None), Stopwatch()
-    steps: dict[str, list[float]] = {"step": [], "plain_step": []}
-    for _ in range(repeats):
-        for batch in batches:
-            decode_batch(method, batch, watch)
-            for name, one in (("step", method), ("plain_step", plain)):
-                run = decode_batch(one, batch)
-                if calls := max(run.steps):
-                    steps[name].append(1000 * run.decode_seconds / calls)
+    methods = {"step": method, "plain_step": method._replace(mirror=None)}
+    watch, seconds = Stopwatch(), defaultdict[str, list[float]](list)
+    for turn in measure(methods, batches, repeats):
+        decode_batch(method, batches[turn.batch], watch)
+        for name, run in turn.runs.items():
+            if calls := max(run.steps):
+                seconds[name].append(run.decode_seconds / calls)
     parts = watch.milliseconds()
-    waits = row["waits_per_step"]
-    law = _law(parts, waits, parts["ahead"], parts["now"])
-    timed = parts | {name: median(values) for name, values in steps.items()}
-    call = timed["plain_step"] - parts["now"]
-    predicted = {}
-    for cost in _COSTS:
-        step = _law(parts, waits, cost * call, cost * call)
-        gain = row["acceptance_length"] / plain_gain
-        predicted[str(cost)] = gain * (1 + cost) * call / step
-    return {"milliseconds": timed, "law": law, "predicted_speedup": predicted}
+    steps = {name: 1000 * median(own) for name, own in seconds.items()}
+    waits, call = row["waits_per_step"], steps["plain_step"] - parts["now"]
+    gain = row["acceptance_length"] / plain_gain
+    return {
+        "milliseconds": parts | steps,
+        "law": _law(parts, waits, parts["ahead"], parts["now"]),
+        "predicted_speedup": {
+            str(cost): gain * (1 + cost) * call / _law(parts, waits, cost * call, cost * call)
+            for cost in _COSTS
+        },
+    }
 
 
 def _law(parts: dict[str, float], waits: float, ahead: float, now: float) -> float:
@@ -278,48 +253,26 @@ def _law(parts: dict[str, float], waits: float, ahead: float, now: float) -> flo
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    yield make_table(
-        "share of steps without a ready tree, by k",
-        ["layer", *rows[0]["fallback_rate"], "acceptance", "waits / step", "equal"],
-        [
-            [
-                str(row["layer"]),
-                *(f"{rate:.3f}" for rate in row["fallback_rate"].values()),
-                f"{row['acceptance_length']:.3f}",
-                f"{row['waits_per_step']:.3f}",
-                "yes" if row["equal"] else "no",
-            ]
-            for row in rows
-        ],
-        text_columns=0,
-    )
-    timed = [row for row in rows if "law" in row]
-    if not timed:
-        return
-    parts = ("now", "begin", "complete", "ahead", "pick", "read", "transfers", "step", "plain_step")
-    yield make_table(
-        "milliseconds, medians",
-        ["layer", *parts, "law", "step / law"],
-        [
-            [
-                str(row["layer"]),
-                *(number(row["milliseconds"].get(part), ".1f") for part in parts),
-                f"{row['law']:.1f}",
-                f"{row['milliseconds']['step'] / row['law']:.2f}",
-            ]
-            for row in timed
-        ],
-        text_columns=0,
-    )
-    yield make_table(
-        "predicted speed-up over plain, by the cost of drafting in target calls",
-        ["layer", *map(str, _COSTS)],
-        [
-            [
-                str(row["layer"]),
-                *(f"{value:.2f}" for value in row["predicted_speedup"].values()),
-            ]
-            for row in timed
-        ],
-        text_columns=0,
-    )
+    """The counts of all layers and, if they were timed, the times and what the law predicts."""
+
+    def table(title: str, cells: Callable[[dict[str, Any]], dict[str, str]]) -> Table:
+        told = [{"layer": str(row["layer"])} | cells(row) for row in rows]
+        return make_table(title, [*told[0]], [[*one.values()] for one in told], text_columns=0)
+
+    def form(numbers: dict[str, float], spec: str) -> dict[str, str]:
+        return {name: format(value, spec) for name, value in numbers.items()}
+
+    def counts(row: dict[str, Any]) -> dict[str, str]:
+        more = {"acceptance": row["acceptance_length"], "waits / step": row["waits_per_step"]}
+        equal = "yes" if row["equal"] else "no"
+        return form(row["fallback_rate"] | more, ".3f") | {"equal": equal}
+
+    def times(row: dict[str, Any]) -> dict[str, str]:
+        ratio = {"step / law": row["milliseconds"]["step"] / row["law"]}
+        return form(row["milliseconds"] | {"law": row["law"]}, ".1f") | form(ratio, ".2f")
+
+    yield table("share of steps without a ready tree, by k", counts)
+    if "law" in rows[0]:
+        yield table("milliseconds, medians", times)
+        title = "predicted speed-up over plain, for a drafter of so many target calls"
+        yield table(title, lambda row: form(row["predicted_speedup"], ".2f"))

@@ -133,10 +133,8 @@ def generate(
         from redrafter_jax.engine.constrained import hold
 
         requests = hold(target.config, requests, grammars, tokenizer)
-    if mirror is not None:
-        check_mirrored(requests)
     told = log_probs or prompt_log_probs
-    engine = engine_of(target, bound, requests, tree, adaptive, told, mirror=mirror)
+    engine = engine_of(target, bound, requests, tree, adaptive, told, mirror)
     if engine.adaptive:
         engine.steps_per_call = _STEPS
     tokens: dict[int, list[Token]] = {}
@@ -191,8 +189,8 @@ def engine_of(
     tree: TreeConfig | TreeTable | None,
     adaptive: bool | None,
     log_probs: bool,
-    context_length: int | None = None,
     mirror: MirrorConfig | None = None,
+    context_length: int | None = None,
 ) -> Engine:
     """Return an engine with one slot for each request from `check_batch`; nothing is submitted.
 
@@ -201,6 +199,8 @@ def engine_of(
     """
     rows = len(requests)
     check_rows(rows, target.mesh)
+    if mirror is not None:
+        check_mirrored(requests)
     longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
     return Engine(
         target,

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Request, Token
@@ -95,6 +95,7 @@ class KeptCache:
         tree: TreeConfig | TreeTable | None,
         adaptive: bool | None,
         log_probs: bool,
+        mirror: MirrorConfig | None,
     ) -> Engine:
         """Return the engine of earlier streams, or a new one if the drafter or the trees differ.
 
@@ -119,12 +120,11 @@ class KeptCache:
                 f"{self._context_length}; ask for fewer, or give KeptCache a longer context_length."
             )
         stops = max(len(request.stop_tokens or ()) for request in requests)
-        made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs)
+        made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs, mirror)
         fits = kept is not None and kept.intact and kept.stop_width >= stops
         if kept is None or not fits or not _same(self._made_for, made_for):
-            kept = engine_of(
-                target, drafter, requests, tree, adaptive, log_probs, self._context_length
-            )
+            settings = tree, adaptive, log_probs, mirror, self._context_length
+            kept = engine_of(target, drafter, requests, *settings)
         kept.cancel_all()
         self._engine, self._made_for = kept, made_for
         return kept
@@ -148,6 +148,7 @@ def stream(
     kept_cache: KeptCache | None = None,
     grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
     tokenizer: Any = None,
+    mirror: MirrorConfig | None = None,
 ) -> Generator[Update]:
     """Decode as `generate` does, and yield an `Update` every `steps_per_yield` decode steps.
 
@@ -175,6 +176,7 @@ def stream(
       kept_cache: cache of earlier streams, which stays usable after this stream is closed.
       grammars: constraint on the new text, as in `generate`.
       tokenizer: tokenizer, as in `generate`; its `decode` is the default of `detokenize`.
+      mirror: settings of mirror decoding, as in `generate`.
 
     Raises:
       InputError: the errors of `generate`, at the first `next`; a stop string is empty or is given
@@ -195,7 +197,7 @@ def stream(
         from redrafter_jax.engine.constrained import hold
 
         requests = hold(target.config, requests, grammars, tokenizer)
-    engine = make(target, bound, requests, tree, adaptive, log_probs)
+    engine = make(target, bound, requests, tree, adaptive, log_probs, mirror)
     ends = stop_lists(target.config, asked.eos_token_ids, len(prompts))
     rows = [
         _Row(

@@ -1,10 +1,11 @@
 """The memory of a server's cache, and the length of the texts that fit into it."""
 
+from collections.abc import Sequence
+
 import jax
 
-from redrafter_jax.drafters.base import Drafter
+from redrafter_jax.engine.memory import CacheCost, bytes_of, pages_in
 from redrafter_jax.engine.pages import pages_for
-from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Target
@@ -17,8 +18,8 @@ _SHARE = 0.8
 _TYPICAL_TEXT = 4096
 
 
-def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
-    """The default size in bytes of the cache on each device.
+def default_cache_memory(target: Target, costs: Sequence[CacheCost], slots: int) -> int:
+    """The default size in bytes of the cache on each device; `costs` are from `cache_costs`.
 
     It is a share of the device's free memory. If the device does not report its free memory, the
     cache has room for texts of 4096 tokens in all slots, or of the target's limit if that is lower.
@@ -28,29 +29,31 @@ def default_cache_memory(target: Target, drafter: Drafter, slots: int) -> int:
         return int(_SHARE * free)
     tokens = min(_TYPICAL_TEXT, target.config.position_limit)
     rows = -(-slots // data_shards(target.mesh))
-    return rows * pages_for(tokens) * page_bytes(target, drafter)
+    return bytes_of(rows * pages_for(tokens), costs)
 
 
-def longest_text(target: Target, drafter: Drafter, memory: int) -> int:
+def longest_text(target: Target, costs: Sequence[CacheCost], memory: int) -> int:
     """The maximum number of tokens of a text that fits into `memory` bytes on each device.
 
-    It is at most the target's limit. The last token of a text is never cached.
+    It is at most the target's limit. The last token of a text is never cached. `costs` are from
+    `cache_costs`.
 
     Raises:
       InputError: the memory holds no page, or the device has less free memory.
     """
-    page, free = page_bytes(target, drafter), _free_memory()
-    if memory < page:
+    pages, free = pages_in(memory, costs), _free_memory()
+    if not pages:
+        ahead = " with the pages for trees drafted ahead" if any(one.ahead for one in costs) else ""
         raise InputError(
-            f"--cache-memory is {memory} bytes, but a page of {PAGE} tokens takes {page} bytes; "
-            "give more."
+            f"--cache-memory is {memory} bytes, but a page of {PAGE} tokens takes "
+            f"{bytes_of(1, costs)} bytes{ahead}; give more."
         )
     if free is not None and memory > free:
         raise InputError(
             f"--cache-memory is {memory} bytes, but the device has {free} bytes free beside the "
             "weights; give less."
         )
-    return min(memory // page * PAGE + 1, target.config.position_limit)
+    return min(pages * PAGE + 1, target.config.position_limit)
 
 
 def _free_memory() -> int | None:

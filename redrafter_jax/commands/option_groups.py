@@ -6,11 +6,11 @@ Types, defaults and help of the decoding options come from the library's configu
 import argparse
 import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from redrafter_jax.config import Dtype, SamplingConfig, TreeConfig
+from redrafter_jax.config import Dtype, MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.config.limits import (
     BYTES,
     Checked,
@@ -21,6 +21,9 @@ from redrafter_jax.config.limits import (
     unmet,
 )
 from redrafter_jax.errors import InputError
+
+# Prefix of the options of `MirrorConfig`.
+MIRROR = "mirror_"
 
 
 def add_models(command: argparse.ArgumentParser) -> None:
@@ -154,26 +157,30 @@ def add_tree(command: argparse.ArgumentParser) -> None:
         "--adaptive",
         choices=("on", "off"),
         help="decode without drafts while a tree gains less than it costs (on, unless an option "
-        "above sets the tree)",
+        "above sets the tree, or --mirror-layer is given)",
     )
+    title = "drafting while the target verifies, which --mirror-layer turns on"
+    add_fields(command.add_argument_group(title), MirrorConfig, MIRROR)
 
 
-def add_fields(group: Any, config: type) -> None:
-    """Add an option for each field of a configuration; the default of every option is None."""
+def add_fields(group: Any, config: type, prefix: str = "") -> None:
+    """Add an option for each field of a configuration; the default of every option is None.
+
+    The names of the options begin with `prefix`.
+    """
     texts = field_docs(config)
     for field in fields(config):
         text = texts.get(field.name, "").replace("%", "%%")
-        kind = main_type(field.type)
+        kind, option = main_type(field.type), option_of(prefix + field.name)
         if get_origin(kind) is dict:
-            option = option_of(field.name)
             group.add_argument(option, type=_biases, metavar="MAPPING", help=text)
             continue
         if kind is bool:
-            group.add_argument(option_of(field.name), action="store_true", default=None, help=text)
+            group.add_argument(option, action="store_true", default=None, help=text)
             continue
-        shown = "" if field.default is None else f" ({field.default})"
+        shown = "" if field.default in (None, MISSING) else f" ({field.default})"
         read = size if BYTES in parse_annotation(field.type)[1] else kind
-        group.add_argument(option_of(field.name), type=read, help=text + shown)
+        group.add_argument(option, type=read, help=text + shown)
 
 
 def limited(annotation: Any) -> Callable[[str], Any]:
@@ -220,22 +227,25 @@ def option_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def given_options(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
+def given_options(config: type, arguments: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
     """Return the fields of a configuration whose options are given, with their values."""
-    values = {field.name: getattr(arguments, field.name) for field in fields(config)}
+    values = {field.name: getattr(arguments, prefix + field.name) for field in fields(config)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def config_of[Config: Checked](
-    config: type[Config], arguments: argparse.Namespace, default: Config | None = None
+    config: type[Config],
+    arguments: argparse.Namespace,
+    default: Config | None = None,
+    prefix: str = "",
 ) -> Config:
     """Build a configuration from its options; other fields come from `default` or from the class.
 
     Raises:
       InputError: a value is outside its limits; the error names the option.
     """
-    given = given_options(config, arguments)
+    given = given_options(config, arguments, prefix)
     try:
         return config(**given) if default is None else replace(default, **given)
     except FieldError as error:
-        raise InputError(f"{option_of(error.field)} {error.problem}") from None
+        raise InputError(f"{option_of(prefix + error.field)} {error.problem}") from None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from redrafter_jax.commands.option_groups import config_of, given_options, option_of
+from redrafter_jax.commands.option_groups import MIRROR, config_of, given_options, option_of
 from redrafter_jax.commands.terminal import log
-from redrafter_jax.config import Grammar, SamplingConfig, TreeConfig
+from redrafter_jax.config import Grammar, MirrorConfig, SamplingConfig, TreeConfig
 from redrafter_jax.drafters.base import Drafter, LoadedHead, outline
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
@@ -48,6 +48,7 @@ class TextDecoder(NamedTuple):
       sampling: sampling settings of all rows.
       format: the tokenizer, the chat template, and what ends a continuation.
       grammar: the grammar that constrains the texts; None for no constraint.
+      mirror: how the next trees are drafted while the target verifies; None for afterwards.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class TextDecoder(NamedTuple):
     sampling: SamplingConfig
     format: PromptFormat
     grammar: CompiledGrammar | None = None
+    mirror: MirrorConfig | None = None
 
     def steps_per_update(self, most: int) -> int:
         """Decode steps between two updates: 1 if stop strings can end a row, otherwise `most`."""
@@ -87,6 +89,7 @@ class TextDecoder(NamedTuple):
             steps_per_yield=steps_per_yield,
             kept_cache=kept_cache,
             grammars=self.grammar,
+            mirror=self.mirror,
         )
 
 
@@ -104,7 +107,7 @@ def open_decoder(
     Raises:
       InputError: a value, a file or a folder cannot be used, or two options contradict each other.
     """
-    sampling = config_of(SamplingConfig, arguments)
+    sampling, mirror = config_of(SamplingConfig, arguments), mirror_of(arguments)
     found, tree = find_drafting(arguments, files)
     tree = _tree_for(tree, batch_size, sampling.temperature)
     stops = arguments.stop or ()
@@ -116,7 +119,7 @@ def open_decoder(
     target, model, tree = load_models(arguments, files, found, tree)
     drafter, _ = bind_models(target, model, tree)
     adaptive = adaptive_of(arguments)
-    return TextDecoder(target, drafter, tree, adaptive, sampling, prompt_format, grammar)
+    return TextDecoder(target, drafter, tree, adaptive, sampling, prompt_format, grammar, mirror)
 
 
 def _grammar_of(
@@ -213,10 +216,30 @@ def find_drafting(
 
 
 def adaptive_of(arguments: argparse.Namespace) -> bool:
-    """Whether decoding is adaptive: as `--adaptive` says; by default unless options set a tree."""
+    """Whether decoding is adaptive: as `--adaptive` says.
+
+    By default it is, unless options set a tree or trees are drafted ahead.
+    """
     if arguments.adaptive is not None:
         return arguments.adaptive == "on"
-    return not given_options(TreeConfig, arguments)
+    return not given_options(TreeConfig, arguments) and mirror_of(arguments) is None
+
+
+def mirror_of(arguments: argparse.Namespace) -> MirrorConfig | None:
+    """How the next trees are drafted while the target verifies; None for afterwards.
+
+    Raises:
+      InputError: a value is outside its limits, or --mirror-layer is not given.
+    """
+    given = [option_of(MIRROR + name) for name in given_options(MirrorConfig, arguments, MIRROR)]
+    layer = option_of(MIRROR + "layer")
+    if given and layer not in given:
+        verb, them = ("are", "them") if len(given) > 1 else ("is", "it")
+        raise InputError(
+            f"{' and '.join(given)} {verb} for drafting while the target verifies; give {layer} "
+            f"too, or leave {them} out."
+        )
+    return config_of(MirrorConfig, arguments, prefix=MIRROR) if given else None
 
 
 def _tree_for(

@@ -15,10 +15,12 @@ from redrafter_jax.commands.options import (
     find_drafting,
     load_models,
     load_prompt_format,
+    mirror_of,
 )
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ServeConfig
 from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.memory import cache_costs
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
@@ -57,16 +59,16 @@ def load_served[Kind: Engine](
     Raises:
       InputError: an argument or a file cannot be used.
     """
-    config = config_of(ServeConfig, arguments)
+    config, mirror = config_of(ServeConfig, arguments), mirror_of(arguments)
     files = open_target(arguments.target)
     found, tree = find_drafting(arguments, files)
     prompt_format = load_prompt_format(arguments, files, ["Hello"])
     tools = _tools_of(arguments, prompt_format)
     target, drafter, tree = load_models(arguments, files, found, tree)
-    bound, _ = bind_models(target, drafter, tree)
-    memory = config.cache_memory or default_cache_memory(target, bound, config.slots)
+    costs = cache_costs(target, *bind_models(target, drafter, tree), mirror, config.slots)
+    memory = config.cache_memory or default_cache_memory(target, costs, config.slots)
     memory = least(memory)
-    length = config.context_length or longest_text(target, bound, memory)
+    length = config.context_length or longest_text(target, costs, memory)
     engine = make(
         target,
         drafter,
@@ -79,6 +81,7 @@ def load_served[Kind: Engine](
         stop_tokens=prompt_format.stop_tokens,
         steps_per_call=config.steps_per_call,
         top_log_probs=config.max_logprobs,
+        mirror=mirror,
     )
     given = Path(arguments.target)
     name = arguments.name or (given.resolve() if given.name in ("", "..") else given).name

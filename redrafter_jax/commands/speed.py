@@ -187,6 +187,7 @@ def baseline_seconds(
         tree=_ROOT_ALONE,
         format=endless,
         sampling=dataclasses.replace(decoder.sampling, min_tokens=0),
+        mirror=None,
     )
     most = min(room, decoder.target.config.position_limit)
     updates = baseline.stream(

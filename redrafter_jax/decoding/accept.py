@@ -90,7 +90,13 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
     reached = jnp.where(matching_paths(tree, matches), tree.depth, -1)
     last = jnp.argmax(reached, axis=1)
     count = jnp.max(reached, axis=1) + 1
+    return path_to(tree, last, count, max_path)
 
+
+def path_to(
+    tree: TokenTree, last: Int[Array, " B"], count: Int[Array, " B"], max_path: int
+) -> Accepted:
+    """Return the path from the root to node `last`, which has `count` nodes."""
     chain = jnp.take_along_axis(tree.mask, last[:, None, None], axis=1)
     at_depth = tree.depth[:, None, :] == jnp.arange(max_path)[:, None]
     path = jnp.argmax(chain & at_depth, axis=-1)

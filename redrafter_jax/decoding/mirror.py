@@ -4,25 +4,27 @@ After its first layers, the target guesses the tokens that it will choose at eve
 exit). Each guess is an outcome of the step: the path to a node is accepted, and is followed by a
 token that is not a child of the node. For the most likely outcomes the drafter drafts the next
 trees while the target runs its remaining layers. Such a tree is used if its outcome occurs.
+
+The drafter has a `DecodeState` of its own, whose cache has only the drafter's layers: the pages of
+the texts, followed by those of the outcomes.
 """
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
-from redrafter_jax.config import MirrorConfig, TreeConfig
-from redrafter_jax.decoding.step import draft
+from redrafter_jax.config import TreeConfig
+from redrafter_jax.decoding.accept import path_to
+from redrafter_jax.decoding.step import propose, write_tokens
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.ranking import rank_tokens
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import Decided, Halfway, KVCache, Sampling, TokenTree, View
-
-# Replaces a log-probability of minus infinity, for which 0 * log_prob would be NaN.
-_NEVER = -1e9
+from redrafter_jax.types import Decided, DecodeState, Halfway, KVCache, Sampling, TokenTree
 
 
 class EarlyExit(NamedTuple):
@@ -41,42 +43,18 @@ class EarlyExit(NamedTuple):
     hidden: Float[Array, "B N Z"]
 
 
-class DrafterRows(NamedTuple):
-    """The drafter's state of its rows, apart from the target's decode state.
-
-    Attributes:
-      own: the drafter's state.
-      cache: keys and values of the drafter's own layers; the pages of the outcomes follow those of
-        the texts.
-      tokens: decided tokens, garbage past them; the root is at index `cache.lengths`.
-      speculates: whether trees are drafted for the row.
-      sampling: sampling settings of the rows.
-    """
-
-    own: Any
-    cache: KVCache
-    tokens: Int[Array, "B S"]
-    speculates: Bool[Array, " B"]
-    sampling: Sampling
-
-    @property
-    def view(self) -> View:
-        """The drafter's view of the rows."""
-        lengths = self.cache.lengths
-        root = jnp.take_along_axis(self.tokens, lengths[:, None], axis=1)[:, 0]
-        return View(self.tokens, lengths, root, self.sampling)
-
-
 class Outcomes(NamedTuple):
     """M guessed outcomes of a step for each row.
 
     Attributes:
       nodes: index of the last accepted node.
       tokens: the token that the target chooses after this node.
+      ranks: rank of the token among the guesses after its node, from 0.
     """
 
     nodes: Int[Array, "B M"]
     tokens: Int[Array, "B M"]
+    ranks: Int[Array, "B M"]
 
 
 def exit_early(
@@ -110,15 +88,6 @@ def exit_early(
     return EarlyExit(tokens, log_probs, hidden if context_layers is not None else hidden[..., :0])
 
 
-def exit_width(mirror: MirrorConfig, tree: TreeConfig, vocab_size: int) -> int:
-    """Return X, the number of tokens to guess per node.
-
-    X is large enough that at least k = `MirrorConfig.candidates` guesses are not children of the
-    node.
-    """
-    return min(mirror.candidates + tree.extensions + (tree.lookup_tokens > 0), vocab_size)
-
-
 def guess_outcomes(tree: TokenTree, guessed: EarlyExit, candidates: int, count: int) -> Outcomes:
     """Return the M most likely outcomes among the k most likely next tokens of each node.
 
@@ -127,39 +96,39 @@ def guess_outcomes(tree: TokenTree, guessed: EarlyExit, candidates: int, count: 
     guesses leave over, but no more than the probability of the least likely guess.
     """
     B, N = tree.tokens.shape
+    probs = jnp.exp(guessed.log_probs)
 
     def of_parents(values: Shaped[Array, "B N X"]) -> Shaped[Array, "B N X"]:
         return jnp.take_along_axis(values, tree.parents[..., None], axis=1)
 
-    log_probs = jnp.maximum(guessed.log_probs, _NEVER)
     found = of_parents(guessed.tokens) == tree.tokens[..., None]
-    left = jnp.log(jnp.maximum(1 - jnp.exp(log_probs).sum(axis=-1), jnp.exp(_NEVER)))
-    others = jnp.maximum(jnp.minimum(log_probs[..., -1], left), _NEVER)
-    own = jnp.where(found, of_parents(log_probs), 0.0).sum(axis=-1)
-    own = jnp.where(found.any(axis=-1), own, of_parents(others[..., None])[..., 0])
-    own = own.at[:, 0].set(0.0)
-    reached = jnp.einsum("BNM,BM->BN", tree.mask.astype(own.dtype), own)
+    left = jnp.clip(1 - probs.sum(axis=-1, keepdims=True), 0, probs[..., -1:])
+    own = jnp.where(found, of_parents(probs), 0).sum(axis=-1, keepdims=True)
+    own = jnp.where(found.any(axis=-1, keepdims=True), own, of_parents(left))[..., 0]
+    reached = jnp.where(tree.mask, own.at[:, 0].set(1)[:, None], 1).prod(axis=-1)
 
-    is_child = tree.parents[:, None] == jnp.arange(N)[:, None]
+    # The root, its own parent, is nobody's child.
+    is_child = (tree.parents[:, None] == jnp.arange(N)[:, None]) & (tree.depth[:, None] > 0)
     same = guessed.tokens[..., None] == tree.tokens[:, None, None]
     drafted = (is_child[:, :, None] & same).any(axis=-1)
-    scores = jnp.where(drafted, -jnp.inf, log_probs)
-    best, places = jax.lax.top_k(scores, min(candidates, scores.shape[-1]))
-    total = jnp.where(tree.tokens[..., None] < 0, -jnp.inf, reached[..., None] + best)
+    best, places = jax.lax.top_k(jnp.where(drafted, -1, probs), candidates)
     tokens = jnp.take_along_axis(guessed.tokens, places, axis=-1).reshape(B, -1)
-    _, chosen = jax.lax.top_k(total.reshape(B, -1), min(count, tokens.shape[1]))
-    return Outcomes(chosen // best.shape[-1], jnp.take_along_axis(tokens, chosen, axis=1))
+    never = (best < 0) | (tree.tokens[..., None] < 0)
+    likelihoods = jnp.where(never, -1, reached[..., None] * best).reshape(B, -1)
+    _, chosen = jax.lax.top_k(likelihoods, count)
+    tokens = jnp.take_along_axis(tokens, chosen, axis=1)
+    return Outcomes(chosen // candidates, tokens, chosen % candidates)
 
 
 def draft_ahead(
     decoder: Decoder,
     drafter: Drafter,
-    rows: DrafterRows,
+    state: DecodeState,
     tree: TokenTree,
-    guessed: EarlyExit,
+    hidden: Float[Array, "B N Z"],
     outcomes: Outcomes,
     config: TreeConfig,
-) -> tuple[DrafterRows, TokenTree]:
+) -> tuple[DecodeState, TokenTree]:
     """Draft the next tree for every outcome, as a batch of B * M rows grouped by row.
 
     Each outcome's path is read into separate pages, so the pages of the texts do not change.
@@ -167,47 +136,25 @@ def draft_ahead(
     Args:
       decoder: the target; its embedding, final norm and vocabulary projection are used.
       drafter: the drafter.
-      rows: the drafter's rows.
+      state: the drafter's state.
       tree: the tree that the target verifies.
-      guessed: guesses of the target; their hidden states stand in for the hidden states after all
-        layers.
+      hidden: hidden states that stand in for the hidden states of all layers.
       outcomes: outcomes to draft for.
       config: the shape of the trees.
 
     Returns:
-      The rows, whose cache now holds the paths of the outcomes, and the drafted trees.
+      The state, whose cache now holds the paths of the outcomes, and the drafted trees.
     """
-    M, P = outcomes.nodes.shape[1], config.max_path
-    decided, depth = assume(tree, guessed.hidden, outcomes, rows.cache.lengths, P)
-
-    def spread(leaf: Shaped[Array, "B ..."]) -> Shaped[Array, "BM ..."]:
-        return jnp.repeat(leaf, M, axis=0)
-
-    forked = fork_pages(rows.cache, M, P)
-    own, cache = drafter.read(decoder, jax.tree.map(spread, rows.own), forked, decided)
-    places = decided.start[:, None] + 1 + jnp.arange(P)
-    tokens = spread(rows.tokens)
-    tokens = tokens.at[jnp.arange(len(tokens))[:, None], places].set(decided.following, mode="drop")
-    sampling: Sampling = jax.tree.map(spread, rows.sampling)
-    lengths = decided.start + decided.count
-    root = decided.following[jnp.arange(len(depth)), depth]
+    M, P, V = outcomes.nodes.shape[1], config.max_path, decoder.config.vocab_size
+    decided = assume(tree, hidden, outcomes, state.cache.lengths, P)
+    branches = read_decided(decoder, drafter, fork(state, M, P), decided)
     # All branches of a row have the same noise at a position, so it is drawn once.
-    V = decoder.config.vocab_size
-    noise = draw_noise(rows.sampling, rows.cache.lengths + 2, 2 * P - 1, V)
-    row = jnp.repeat(jnp.arange(len(rows.tokens)), M)
-    noise = noise[row[:, None], depth[:, None] + jnp.arange(P)]
-    trees = draft(
-        decoder,
-        drafter,
-        own,
-        cache._replace(lengths=lengths),
-        View(tokens, lengths, root, sampling),
-        spread(rows.speculates),
-        noise,
-        config,
-    )
-    written = rows.cache._replace(keys=cache.keys, values=cache.values)
-    return rows._replace(cache=written), trees
+    noise = draw_noise(state.sampling, state.cache.lengths + 2, 2 * P - 1, V)
+    row = jnp.repeat(jnp.arange(len(noise)), M)
+    noise = noise[row[:, None], decided.count[:, None] - 1 + jnp.arange(P)]
+    trees = propose(decoder, drafter, branches, noise, config)
+    written = state.cache._replace(keys=branches.cache.keys, values=branches.cache.values)
+    return state._replace(cache=written), trees
 
 
 def assume(
@@ -216,24 +163,25 @@ def assume(
     outcomes: Outcomes,
     lengths: Int[Array, " B"],
     max_path: int,
-) -> tuple[Decided, Int[Array, " BM"]]:
-    """Return the tokens that each outcome decides, as B * M rows, and the depth of its node."""
-    nodes, M, places = outcomes.nodes, outcomes.nodes.shape[1], jnp.arange(max_path)
-    depth = jnp.take_along_axis(tree.depth, nodes, axis=1)
-    above = jnp.take_along_axis(tree.mask, nodes[..., None], axis=1)
-    at_depth = tree.depth[:, None] == places[:, None]
-    path = jnp.argmax(above[:, :, None] & at_depth[:, None], axis=-1)
-    path = jnp.where(places <= depth[..., None], path, nodes[..., None]).reshape(len(nodes), -1)
+) -> Decided:
+    """Return the tokens that each outcome decides, as B * M rows."""
+    M, last = outcomes.nodes.shape[1], outcomes.nodes.reshape(-1)
+    spread = partial(jnp.repeat, repeats=M, axis=0)
+    row = spread(jnp.arange(len(lengths)))[:, None]
+    count = tree.depth[row[:, 0], last] + 1
+    path, count = path_to(jax.tree.map(spread, tree), last, count, max_path)
     # Past the end of a path there may be padding nodes.
-    tokens = jnp.maximum(jnp.take_along_axis(tree.tokens, path, axis=1), 0).reshape(-1, max_path)
-    end = depth.reshape(-1, 1)
-    following = jnp.where(
-        places < end, jnp.roll(tokens, -1, axis=1), outcomes.tokens.reshape(-1, 1)
-    )
-    of_path = jnp.take_along_axis(hidden, path[..., None], axis=1)
-    states = of_path.reshape(len(tokens), max_path, hidden.shape[-1])
-    start = jnp.repeat(lengths, M)
-    return Decided(tokens, following, states, start, end[:, 0] + 1), end[:, 0]
+    tokens = jnp.maximum(tree.tokens[row, path], 0)
+    inside = jnp.arange(max_path) < count[:, None] - 1
+    following = jnp.where(inside, jnp.roll(tokens, -1, axis=1), outcomes.tokens.reshape(-1, 1))
+    return Decided(tokens, following, hidden[row, path], spread(lengths), count)
+
+
+def fork(state: DecodeState, count: int, max_path: int) -> DecodeState:
+    """Return M rows for each row of the drafter's state, whose pages are those of `fork_pages`."""
+    small = state._replace(cache=state.cache._replace(keys=(), values=()))
+    forks = jax.tree.map(partial(jnp.repeat, repeats=count, axis=0), small)
+    return forks._replace(cache=fork_pages(state.cache, count, max_path))
 
 
 def forked_pages(max_path: int) -> int:
@@ -268,8 +216,10 @@ def fork_pages(cache: KVCache, count: int, max_path: int) -> KVCache:
 
 def pick(
     trees: TokenTree, outcomes: Outcomes, last: Int[Array, " B"], root: Int[Array, " B"]
-) -> tuple[TokenTree, Bool[Array, " B"]]:
-    """Return each row's tree for the outcome that occurred, and whether it was drafted.
+) -> tuple[TokenTree, Int[Array, " B"]]:
+    """Return each row's tree for the outcome that occurred, and the outcome's rank.
+
+    The rank is -1 if the outcome was not guessed; the tree is then arbitrary.
 
     Args:
       trees: trees from `draft_ahead`.
@@ -280,21 +230,22 @@ def pick(
     B, M = outcomes.nodes.shape
     fits = (outcomes.nodes == last[:, None]) & (outcomes.tokens == root[:, None])
     at = jnp.arange(B) * M + jnp.argmax(fits, axis=1)
-    return jax.tree.map(lambda leaf: leaf[at], trees), fits.any(axis=1)
+    rank = jnp.where(fits, outcomes.ranks, -1).max(axis=1)
+    return jax.tree.map(lambda leaf: leaf[at], trees), rank
 
 
 def read_decided(
-    decoder: Decoder, drafter: Drafter, rows: DrafterRows, decided: Decided
-) -> DrafterRows:
-    """Let the drafter read decided tokens of a prompt or of a path, and return its rows."""
-    own, cache = drafter.read(
-        decoder, rows.own, rows.cache._replace(lengths=decided.start), decided
+    decoder: Decoder, drafter: Drafter, state: DecodeState, decided: Decided
+) -> DecodeState:
+    """Let the drafter read decided tokens of a prompt or of a path, and return its state."""
+    cache, reads = state.cache, decided.count > 0
+    own, layers = drafter.read(decoder, state.own, cache._replace(lengths=decided.start), decided)
+    start = jnp.where(reads, decided.start, cache.lengths)
+    newest = jnp.maximum(decided.count - 1, 0)[:, None]
+    root = jnp.take_along_axis(decided.following, newest, axis=1)[:, 0]
+    return state._replace(
+        own=own,
+        cache=layers._replace(table=cache.table, lengths=start + decided.count),
+        tokens=write_tokens(state.tokens, decided.following, start + 1),
+        root=jnp.where(reads, root, state.root),
     )
-    real = jnp.arange(decided.tokens.shape[1]) < decided.count[:, None]
-    places = decided.start[:, None] + 1 + jnp.arange(decided.tokens.shape[1])
-    places = jnp.where(real, places, rows.tokens.shape[1])
-    row = jnp.arange(len(places))[:, None]
-    tokens = rows.tokens.at[row, places].set(decided.following, mode="drop")
-    lengths = jnp.where(decided.count > 0, decided.start + decided.count, rows.cache.lengths)
-    cache = cache._replace(table=rows.cache.table, lengths=lengths)
-    return rows._replace(own=own, cache=cache, tokens=tokens)

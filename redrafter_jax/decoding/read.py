@@ -84,7 +84,7 @@ def read_chunk(
       lengths: number of prompt tokens; for a row that reads nothing, the number of cached tokens.
       sampling: sampling settings of the rows.
     """
-    target_layers, _ = split_layers(cache, decoder.config)
+    target_layers, _ = split_layers(cache, len(decoder.layers))
     layers = drafter.layers(decoder.config)
     passed = decoder.chunk_forward(tokens[:, :-1], target_layers, layers)
     return finish_chunk(decoder, drafter, own, cache, tokens, lengths, sampling, passed)
@@ -104,7 +104,7 @@ def finish_chunk(
     start, C = cache.lengths, tokens.shape[1] - 1
     chunk, V = tokens[:, :C], decoder.config.vocab_size
     count = jnp.clip(lengths - start, 0, C)
-    target_layers, own_layers = split_layers(cache, decoder.config)
+    target_layers, own_layers = split_layers(cache, len(decoder.layers))
     hidden, target_layers = append_chunk(target_layers, passed, count)
     last = jnp.clip(lengths - 1 - start, 0, C - 1)
     ends = (start + C >= lengths) & (start < lengths)

@@ -1,10 +1,8 @@
 """One decode step: propose a tree, verify it in one target call, accept and commit a path."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from redrafter_jax.config import TreeConfig
 from redrafter_jax.config.drafting import longest_path
@@ -116,28 +114,10 @@ def propose(
     if tree is None:
         return root_tree(state.root)
     view = View(state.tokens, state.cache.lengths, state.root, state.sampling)
-    target_layers, own_layers = split_layers(state.cache, decoder.config)
+    target_layers, own_layers = split_layers(state.cache, len(decoder.layers))
     cache = join_layers(first_layers(target_layers, drafter.target_layers), own_layers)
-    return draft(decoder, drafter, state.own, cache, view, state.speculates, noise, tree)
-
-
-def draft(
-    decoder: Decoder,
-    drafter: Drafter,
-    own: Any,
-    cache: KVCache,
-    view: View,
-    speculates: Bool[Array, " B"],
-    noise: Float[Array, "B P V"],
-    tree: TreeConfig,
-) -> TokenTree:
-    """Return the tree that a drafter proposes, with the nodes of prompt lookup.
-
-    `propose` calls this with the drafter's part of the decode state. Mirror decoding calls it with
-    the drafter's rows, because there the drafter runs without the decode state.
-    """
     asked = tree.without_lookup
-    drafted = drafter.propose(decoder, own, cache, view, noise[:, : asked.max_path], asked)
+    drafted = drafter.propose(decoder, state.own, cache, view, noise[:, : asked.max_path], asked)
     if tree.lookup_tokens:
         from redrafter_jax.drafters.lookup import look_up
 
@@ -145,7 +125,7 @@ def draft(
         # The chain is longer by this depth, so that C nodes can be added all the same.
         looked_up = look_up(view, tree.draft_rounds + tree.lookup_tokens)
         drafted = merge_trees(drafted, looked_up, tree.lookup_tokens)
-    return pad_nodes(drafted, speculates[:, None] | (drafted.depth == 0))
+    return pad_nodes(drafted, state.speculates[:, None] | (drafted.depth == 0))
 
 
 def verify(
@@ -160,7 +140,7 @@ def verify(
     The cache holds the tokens before the root. If `nodes` is given, by `share_nodes`, the pass
     computes only these M nodes of the whole batch.
     """
-    target_layers, _ = split_layers(cache, decoder.config)
+    target_layers, _ = split_layers(cache, len(decoder.layers))
     if nodes is not None:
         return forward_nodes(decoder, tree, target_layers, nodes, context_layers)
     return decoder.tree_forward(tree, target_layers, context_layers)
@@ -175,8 +155,8 @@ def verify_with_chunk(
     context_layers: tuple[int, ...] = (),
 ) -> tuple[Verified, Passed]:
     """Run `verify`, and the pass of `read_chunk` over prompts of other rows, as one pass."""
-    target_layers, _ = split_layers(cache, decoder.config)
-    chunk_layers, _ = split_layers(chunk_cache, decoder.config)
+    target_layers, _ = split_layers(cache, len(decoder.layers))
+    chunk_layers, _ = split_layers(chunk_cache, len(decoder.layers))
     return forward_tree_and_chunk(decoder, tree, target_layers, chunk, chunk_layers, context_layers)
 
 
@@ -190,7 +170,7 @@ def read_path(
 ) -> DecodeState:
     """Return the state after a step, once the drafter has read the accepted path."""
     decided = decided_path(before, verified, trace)
-    target_layers, own_layers = split_layers(after.cache, decoder.config)
+    target_layers, own_layers = split_layers(after.cache, len(decoder.layers))
     # `finish` has already advanced lengths; drafters write from the path's start.
     own_layers = own_layers._replace(lengths=decided.start)
     own, own_layers = drafter.read(decoder, before.own, own_layers, decided)
@@ -239,14 +219,15 @@ def finish(
     # it does on CPUs for autoregressive decoding). It ties `lengths`, which say where to write, to
     # `chosen`, which depends on all reads; keys and values in a barrier would be copied.
     lengths, chosen = jax.lax.optimization_barrier((state.cache.lengths, chosen))
-    target_layers, own_layers = split_layers(state.cache._replace(lengths=lengths), decoder.config)
+    cache = state.cache._replace(lengths=lengths)
+    target_layers, own_layers = split_layers(cache, len(decoder.layers))
     keys, values = verified.keys, verified.values
     cache = join_layers(commit(target_layers, keys, values, accepted.path, count), own_layers)
     newest = jnp.maximum(count - 1, 0)[:, None]
     root = jnp.take_along_axis(gained, newest, axis=1)[:, 0]
     active = ~state.done
     after = state._replace(
-        tokens=_write(state.tokens, gained, state.cache.lengths + 1),
+        tokens=write_tokens(state.tokens, gained, state.cache.lengths + 1),
         cache=cache,
         root=jnp.where(active, root, state.root),
         done=state.done | (stops & kept).any(axis=1) | (cache.lengths + 1 >= state.limits),
@@ -254,7 +235,7 @@ def finish(
     return after, StepTrace(tree, chosen, accepted, count)
 
 
-def _write(
+def write_tokens(
     rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
 ) -> Shaped[Array, "B S"]:
     """Write fresh entries to the rows from `start` on; the rows must have room for them."""

@@ -17,6 +17,7 @@ from redrafter_jax.decoding.read import chunk_length, joins_steps, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.chunks import idle_row, make_row
 from redrafter_jax.engine.gains import Gains
+from redrafter_jax.engine.memory import cache_costs, pages_in
 from redrafter_jax.engine.messages import (
     Counters,
     Event,
@@ -29,7 +30,6 @@ from redrafter_jax.engine.requests import check_mirrored, check_size, slots_for
 from redrafter_jax.engine.results import take_results
 from redrafter_jax.engine.runner import Run, Runner
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
-from redrafter_jax.engine.state import page_bytes
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
@@ -169,7 +169,7 @@ class Engine:
         pages = slots // shards * width
         if cache_memory is not None:
             check_size(cache_memory, "cache_memory")
-            pages = cache_memory // page_bytes(target, bound)
+            pages = pages_in(cache_memory, cache_costs(target, bound, trees, mirror, slots))
             longest = pages * PAGE + 1  # the last token is not cached
             if longest < context_length:
                 raise InputError(

@@ -258,18 +258,22 @@ class MirrorCounts:
     """Counts of mirror decoding: calls of the drafter, and how often a tree was ready in time.
 
     Attributes:
-      steps: target calls of the whole batch.
-      ahead: drafter calls that ran while the target ran its remaining layers, one per step.
+      steps: target calls of the whole batch; beside each of them the drafter drafts ahead once.
       now: drafter calls that the target had to wait for.
       outcomes: number of (step, row) pairs in which the row needs a tree for the next step.
-      prepared: number of the `outcomes` whose next tree had been drafted ahead.
+      ranks: those of the `outcomes` whose next tree had been drafted ahead: the rank, from 0, of
+        the target's choice among the guesses after the last accepted node.
     """
 
     steps: int = 0
-    ahead: int = 0
     now: int = 0
     outcomes: int = 0
-    prepared: int = 0
+    ranks: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def prepared(self) -> int:
+        """Number of `outcomes` whose next tree had been drafted ahead."""
+        return self.ranks.total()
 
     @property
     def fallback_rate(self) -> float:

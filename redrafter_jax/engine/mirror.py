@@ -1,18 +1,21 @@
 """The host side of mirror decoding: the order of programs, and transfers between device groups."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import Int
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jaxtyping import Array, Int
 
 from redrafter_jax.config import MirrorConfig, TargetConfig, TreeConfig
+from redrafter_jax.decoding.mirror import forked_pages
 from redrafter_jax.drafters.base import Drafter, RootOnly
 from redrafter_jax.engine.device import Chunk
 from redrafter_jax.engine.gains import Gains
+from redrafter_jax.engine.memory import CacheCost
 from redrafter_jax.engine.messages import MirrorCounts
 from redrafter_jax.engine.mirror_device import (
     Relay,
@@ -20,14 +23,15 @@ from redrafter_jax.engine.mirror_device import (
     complete_pass,
     draft_now,
     draft_outcomes,
-    empty_drafter_rows,
     pick_tree,
     read_along,
     without_layers,
 )
+from redrafter_jax.engine.state import page_bytes, row_shapes
 from redrafter_jax.errors import InputError
+from redrafter_jax.models.cache import split_layers
 from redrafter_jax.models.target import Target
-from redrafter_jax.parallel.mesh import check_target, data_shards, make_mesh, place
+from redrafter_jax.parallel.mesh import check_target, data_shards, make_mesh, place, shardings
 from redrafter_jax.types import DecodeState, TokenTree
 
 Tree = TypeVar("Tree")
@@ -38,7 +42,7 @@ def check_mirror(
     drafter: Drafter,
     trees: tuple[TreeConfig | None, ...],
     mirror: MirrorConfig,
-    adaptive: bool | None,
+    adaptive: bool | None = None,
 ) -> TreeConfig:
     """Check the arguments of mirror decoding, and return the shape of the trees to draft ahead.
 
@@ -52,10 +56,13 @@ def check_mirror(
             f"be from 1 to {most}."
         )
     [tree, *others] = trees
+    if others:
+        raise InputError(
+            "tree is a table of trees, but mirror drafts one tree; give a TreeConfig, or on the "
+            "command line an option of the tree, such as --draft-rounds."
+        )
     if isinstance(drafter, RootOnly) or tree is None:
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
-    if others:
-        raise InputError("tree is a table of trees, but mirror drafts one tree; give a TreeConfig.")
     if tree.mean_nodes is not None:
         raise InputError(
             f"TreeConfig.mean_nodes is {tree.mean_nodes}, but mirror does not share nodes between "
@@ -77,6 +84,35 @@ def check_mirror(
     return tree
 
 
+def mirror_costs(
+    target: Target,
+    drafter: Drafter,
+    trees: tuple[TreeConfig | None, ...],
+    mirror: MirrorConfig,
+    slots: int,
+) -> list[CacheCost]:
+    """Return what `cache_costs` does with mirror decoding; raises as `check_mirror`."""
+    tree = check_mirror(target, drafter, trees, mirror)
+    mesh = _drafter_mesh(target, mirror)
+    there = replace(target, mesh=mesh or target.mesh)
+    own = page_bytes(there, drafter.apart()) - page_bytes(there, RootOnly())
+    alone, ahead = page_bytes(target, RootOnly()), own * _ahead_pages(slots, tree, mirror)
+    if mesh is None:
+        return [CacheCost(alone + own, ahead)]
+    return [CacheCost(alone), CacheCost(own, ahead)]
+
+
+def _ahead_pages(rows: int, tree: TreeConfig, mirror: MirrorConfig) -> int:
+    """Number of pages into which the paths of all outcomes are read."""
+    return rows * mirror.count(tree) * forked_pages(tree.max_path)
+
+
+def _drafter_mesh(target: Target, mirror: MirrorConfig) -> Mesh | None:
+    """The devices for the drafter alone; None if it shares the target's."""
+    devices = _drafter_devices(target, mirror)
+    return make_mesh(model=len(devices), devices=devices) if devices else None
+
+
 def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
     taken = jax.tree.leaves(target.params)[0].devices()
     free = [device for device in jax.devices() if device not in taken]
@@ -89,15 +125,14 @@ def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
 
 
 class Mirror:
-    """Runs the steps in which target and drafter run together, and holds the drafter's rows.
+    """Runs the steps in which target and drafter run together, and holds the drafter's state.
 
     Attributes:
       counts: counts of drafter calls and ready trees.
       relay: a stand-in for the drafter on the target's devices, which records what the drafter must
         read.
-      watch: callback with the name and the result of every program that a step starts; it returns
-        the result. A callback that waits for the result can time each program, but then programs do
-        not overlap.
+      watch: callback with the name and the result of every program and transfer that a step starts.
+        A callback that waits for the result can time each of them, but then they do not overlap.
 
     Args:
       target: the target model.
@@ -125,38 +160,37 @@ class Mirror:
         top: int | None,
     ) -> None:
         self.counts = MirrorCounts()
-        self.watch: Callable[[str, Any], Any] = lambda name, result: result
+        self.watch: Callable[[str, Any], object] = lambda name, result: None
         layers = drafter.layers(target.config) if drafter.reads_hidden else None
         self.relay = Relay(layers, chunk)
         self._target, self._tree, self._mirror, self._top = target, tree, mirror, top
-        mesh, devices = target.mesh, _drafter_devices(target, mirror)
+        mesh, alone = target.mesh, _drafter_mesh(target, mirror)
         # Shardings of arrays on the target's and on the drafter's devices; None if they are shared.
         self._home: Any = None
         self._away: Any = None
-        drafter = drafter.apart()
-        lender = without_layers(target)
-        if devices:
+        drafter, lender = drafter.apart(), without_layers(target)
+        if alone is not None:
             if mesh is None:
                 self._home = SingleDeviceSharding(*jax.tree.leaves(target.params)[0].devices())
             else:
                 self._home = NamedSharding(mesh, PartitionSpec())
-            mesh = make_mesh(model=len(devices), devices=devices)
+            mesh = alone
             self._away = NamedSharding(mesh, PartitionSpec())
             for model in drafter.models:
                 if isinstance(model.config, TargetConfig):
                     check_target(model.config, mesh, "drafter")
             lender, drafter = place(lender, mesh), place(drafter, mesh)
         self._lender, self._drafter = lender, drafter
-        empty = empty_drafter_rows(
-            lender,
-            drafter,
-            rows=rows,
-            slots=slots,
-            pages=pages,
-            outcomes=mirror.count(tree),
-            max_path=tree.max_path,
-        )
-        self._rows = place(empty, mesh)
+        pages += _ahead_pages(rows, tree, mirror)
+        shapes = row_shapes(lender, drafter, rows, slots, 1, pages)
+        _, cache = split_layers(shapes.cache, target.config.num_hidden_layers)
+        shapes = shapes._replace(cache=cache)
+
+        def zeros(leaf: Any, sharding: Any = None) -> Array:
+            return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
+
+        # Its cache has only the drafter's layers; the pages of the outcomes come last.
+        self._state = jax.tree.map(zeros, shapes, *([shardings(shapes, mesh)] if mesh else []))
         # Trees of the next step, on the drafter's devices; None if they must still be drafted.
         self._ready: TokenTree | None = None
 
@@ -179,9 +213,7 @@ class Mirror:
         is_new[new[new < rows]] = True
         decided = state.own._replace(count=jnp.where(reads, state.own.count, 0))
         self._follow(state)
-        self._rows = read_along(
-            self._lender, self._drafter, self._rows, self._send(decided), self._send(is_new)
-        )
+        self._state = read_along(*self._side, *_put((decided, is_new), self._away))
         self._ready = None
 
     def decode(
@@ -194,62 +226,61 @@ class Mirror:
           rows: row of the state at each place: i at place i, or B if the place is idle.
           most: maximum number of steps.
         """
-        B = len(rows)
-        idle, tree = jnp.asarray(rows >= B), self._tree
-        none = self._send(jnp.zeros(B, bool))
+        B, counts, watch = len(rows), self.counts, self.watch
+        idle, settings = jnp.asarray(rows >= B), {"mirror": self._mirror, "config": self._tree}
+        none = _put(jnp.zeros(B, bool), self._away)
         self._follow(state)
         gains: list[Gains] = []
         while len(gains) < most:
             trees = self._ready
             if trees is None:
-                trees = draft_now(self._lender, self._drafter, self._rows, config=tree)
-                trees = self.watch("now", trees)
-                self.counts.now += 1
-            nodes: TokenTree = self.watch("send tree", _put(trees, self._home))
-            inputs = self._target, self.relay, state, nodes
-            begun = begin_pass(*inputs, idle, mirror=self._mirror, config=tree)
-            first, guessed = self.watch("begin", begun)
+                trees = draft_now(*self._side, config=self._tree)
+                watch("now", trees)
+                counts.now += 1
+            sent = _put(trees, self._home)
+            watch("send tree", sent)
+            target = self._target, self.relay, state, sent
+            *begun, guessed = begin_pass(*target, idle, **settings)
+            watch("begin", guessed)
             # Dispatch the target's second part first; the drafter's inputs are sent meanwhile.
-            completed = complete_pass(*inputs, first, idle, top=self._top)
-            state, gained, end = self.watch("complete", completed)
-            guessed = self.watch("send guess", self._send(guessed))
-            sides = self._lender, self._drafter, self._rows
-            drafted = draft_outcomes(*sides, trees, guessed, mirror=self._mirror, config=tree)
-            self._rows, outcomes, ahead = self.watch("ahead", drafted)
-            end = self.watch("send end", self._send(end))
-            picked, fits = self.watch("pick", pick_tree(self._lender, ahead, outcomes, end))
-            read = read_along(self._lender, self._drafter, self._rows, end.decided, none)
-            self._rows = self.watch("read", read)
+            state, gained, end = complete_pass(*target, *begun, idle, top=self._top)
+            watch("complete", end)
+            guessed = _put(guessed, self._away)
+            watch("send guess", guessed)
+            self._state, outcomes, ahead = draft_outcomes(*self._side, trees, guessed, **settings)
+            watch("ahead", ahead)
+            end = _put(end, self._away)
+            watch("send end", end)
+            picked, rank = pick_tree(self._lender, ahead, outcomes, end)
+            watch("pick", picked)
+            self._state = read_along(*self._side, end.decided, none)
+            watch("read", self._state)
             gains.append(gained)
-            fitting, ended = jax.device_get((fits, end.ended))
-            self._ready = picked if (fitting | ended).all() else None
-            self.counts.steps += 1
-            self.counts.ahead += 1
-            self.counts.outcomes += int((~ended).sum())
-            self.counts.prepared += int((fitting & ~ended).sum())
+            ranks, ended = jax.device_get((rank, end.ended))
+            self._ready = picked if ((ranks >= 0) | ended).all() else None
+            counts.steps += 1
+            counts.outcomes += int((~ended).sum())
+            counts.ranks.update(ranks[~ended & (ranks >= 0)].tolist())
             if ended.all():
                 break
         steps: Any = jax.device_get(gains)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *steps)
         return state, (stacked, jax.device_get(state.done))
 
-    def _follow(self, state: DecodeState) -> None:
-        """Copy to the drafter's rows the fields of the state that the engine may have changed."""
-        cache = self._rows.cache
-        told = state.tokens, state.speculates, state.sampling, state.cache.table
-        told = self._send((*told, state.cache.lengths))
-        tokens, speculates, sampling, table, lengths = jax.tree.map(jnp.copy, told)
-        self._rows = self._rows._replace(
-            tokens=tokens,
-            speculates=speculates,
-            sampling=sampling,
-            cache=cache._replace(table=table, lengths=lengths),
-        )
+    @property
+    def _side(self) -> tuple[Target, Drafter, DecodeState]:
+        """The first arguments of the programs on the drafter's devices."""
+        return self._lender, self._drafter, self._state
 
-    def _send(self, tree: Tree) -> Tree:
-        """Copy arrays to the drafter's devices."""
-        return _put(tree, self._away)
+    def _follow(self, state: DecodeState) -> None:
+        """Copy to the drafter's state all that the engine may have changed."""
+        own, cache = self._state.own, self._state.cache
+        small = state._replace(own=(), cache=state.cache._replace(keys=(), values=()))
+        told = jax.tree.map(jnp.copy, _put(small, self._away))
+        cache = told.cache._replace(keys=cache.keys, values=cache.values)
+        self._state = told._replace(own=own, cache=cache)
 
 
 def _put(tree: Tree, place: Any) -> Tree:
+    """Copy arrays to the devices of a sharding; None stands for the devices that they are on."""
     return tree if place is None else jax.device_put(tree, place)

@@ -15,34 +15,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from redrafter_jax.config import MirrorConfig, TargetConfig, TreeConfig
 from redrafter_jax.decoding.mirror import (
-    DrafterRows,
     EarlyExit,
     Outcomes,
     draft_ahead,
     exit_early,
-    exit_width,
-    forked_pages,
     guess_outcomes,
     pick,
     read_decided,
 )
-from redrafter_jax.decoding.step import decided_path, draft, finish, step_noise
+from redrafter_jax.decoding.step import as_asked, decided_path, finish, propose, step_noise
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.engine.gains import Gains, gains_of_step
-from redrafter_jax.models.cache import first_layers, init_cache
+from redrafter_jax.models.cache import first_layers
 from redrafter_jax.models.target import Decoder, Target
 from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.parallel.model import Model
-from redrafter_jax.sampling import draw_noise
-from redrafter_jax.types import (
-    Decided,
-    DecodeState,
-    Halfway,
-    KVCache,
-    Sampling,
-    TokenTree,
-    View,
-)
+from redrafter_jax.types import Decided, DecodeState, Halfway, KVCache, TokenTree, View
 
 
 @jax.tree_util.register_dataclass
@@ -99,23 +87,18 @@ class Relay(Drafter):
         raise NotImplementedError("the drafter proposes, not its relay")
 
 
-class FirstPart(NamedTuple):
-    """The noise of a step, and a target pass over the trees after its first layers."""
-
-    noise: Float[Array, "B P V"]
-    begun: Halfway
-
-
 class StepEnd(NamedTuple):
     """The outcome of a step that the drafter needs.
 
     Attributes:
       last: index of the last accepted node.
+      root: the token after it.
       decided: the accepted path.
       ended: rows that need no further tree.
     """
 
     last: Int[Array, " B"]
+    root: Int[Array, " B"]
     decided: Decided
     ended: Bool[Array, " B"]
 
@@ -125,31 +108,6 @@ def without_layers(target: Target) -> Target:
     decoder = target.merge()
     decoder.layers = nnx.List([])
     return replace(Model.split(target.config, decoder), mesh=target.mesh, source=target.source)
-
-
-@partial(jax.jit, static_argnames=("rows", "slots", "pages", "outcomes", "max_path"))
-def empty_drafter_rows(
-    lender: Target,
-    drafter: Drafter,
-    *,
-    rows: int,
-    slots: int,
-    pages: int,
-    outcomes: int,
-    max_path: int,
-) -> DrafterRows:
-    """Create the drafter's empty rows, with pages for M = `outcomes` forks of each row."""
-    decoder, numbers, whole = lender.merge(), jnp.zeros(rows), jnp.zeros(rows, jnp.int32)
-    total = pages + rows * outcomes * forked_pages(max_path)
-    config = decoder.config.with_layers(1)
-    cache = init_cache(config, rows, slots, decoder.dtype, drafter.cache, total)
-    return DrafterRows(
-        own=drafter.empty(decoder, rows),
-        cache=cache._replace(keys=cache.keys[1:], values=cache.values[1:]),
-        tokens=jnp.zeros((rows, slots), jnp.int32),
-        speculates=jnp.ones(rows, bool),
-        sampling=Sampling(numbers, whole, numbers, numbers, whole),
-    )
 
 
 @partial(jax.jit, static_argnames=("mirror", "config"))
@@ -163,20 +121,19 @@ def begin_pass(
     *,
     mirror: MirrorConfig,
     config: TreeConfig,
-) -> tuple[FirstPart, EarlyExit]:
-    """Run the target's first layers, and guess the outcomes from them; donates nothing.
+) -> tuple[Float[Array, "B P V"], Halfway, EarlyExit]:
+    """Run the target's first layers over the trees, and guess its choices; donates nothing.
 
-    For the pass, idle and done rows have an empty text.
+    Returns:
+      The noise of the step, the pass so far, and the guesses.
     """
-    decoder, V = target.merge(), target.config.vocab_size
+    decoder, V, layers = target.merge(), target.config.vocab_size, relay.drafter_layers
     noise = step_noise(state, config.max_path, V)
-    lengths = jnp.where(state.done | idle, 0, state.cache.lengths)
-    cache = first_layers(state.cache, mirror.layer)._replace(lengths=lengths)
-    begun = decoder.begin_tree(tree, cache, mirror.layer, relay.layers(target.config))
-    most = exit_width(mirror, config, V)
-    layers = relay.drafter_layers
-    guessed = exit_early(decoder, begun, tree, noise, state.sampling, most, layers)
-    return FirstPart(noise, begun), guessed
+    cache = first_layers(_asked(state, idle).cache, mirror.layer)
+    begun = decoder.tree_layers(None, tree, cache, mirror.layer, layers or ())
+    # Leaves k guesses after each node that are not its children.
+    most = min(mirror.candidates + config.extensions + (config.lookup_tokens > 0), V)
+    return noise, begun, exit_early(decoder, begun, tree, noise, state.sampling, most, layers)
 
 
 @partial(jax.jit, donate_argnames="state", static_argnames="top")
@@ -186,81 +143,85 @@ def complete_pass(
     relay: Relay,
     state: DecodeState,
     tree: TokenTree,
-    first: FirstPart,
+    noise: Float[Array, "B P V"],
+    begun: Halfway,
     idle: Bool[Array, " B"],
     *,
     top: int | None,
 ) -> tuple[DecodeState, Gains, StepEnd]:
     """Run the target's remaining layers, and finish the step."""
-    decoder, kept = target.merge(), state.done
-    batch = state._replace(done=kept | idle)
-    lengths = jnp.where(batch.done, 0, state.cache.lengths)
-    cache = state.cache._replace(lengths=lengths)
-    verified = decoder.complete_tree(first.begun, tree, cache, relay.layers(target.config))
-    after, trace = finish(decoder, batch, tree, verified, first.noise)
-    gains = gains_of_step(~batch.done, trace, verified, target.config.vocab_size, top)
+    decoder, V, layers = target.merge(), target.config.vocab_size, relay.drafter_layers
+    asked = _asked(state, idle)
+    whole = decoder.tree_layers(begun, tree, asked.cache, len(decoder.layers), layers or ())
+    verified = decoder.tree_outputs(whole, tree)
+    batch = state._replace(done=asked.done)
+    after, trace = finish(decoder, batch, tree, verified, noise)
+    gains = gains_of_step(~batch.done, trace, verified, V, top)
     newest = jnp.maximum(trace.gained - 1, 0)[:, None]
     last = jnp.take_along_axis(trace.accepted.path, newest, axis=1)[:, 0]
     decided = relay.without_hidden(decided_path(batch, verified, trace))
-    after = after._replace(done=jnp.where(idle, kept, after.done))
-    return after, gains, StepEnd(last, decided, after.done | idle)
+    end = StepEnd(last, after.root, decided, after.done)
+    return after._replace(done=jnp.where(idle, state.done, after.done)), gains, end
+
+
+def _asked(state: DecodeState, idle: Bool[Array, " B"]) -> DecodeState:
+    """Return the state with idle rows done, and length 0 for all done rows."""
+    return as_asked(state._replace(done=state.done | idle))
 
 
 @partial(jax.jit, static_argnames="config")
 @per_shard
 def draft_now(
-    lender: Target, drafter: Drafter, rows: DrafterRows, *, config: TreeConfig
+    lender: Target, drafter: Drafter, state: DecodeState, *, config: TreeConfig
 ) -> TokenTree:
     """Draft a tree for every row while the target waits."""
-    decoder, lengths = lender.merge(), rows.cache.lengths
-    noise = draw_noise(rows.sampling, lengths + 1, config.max_path, decoder.config.vocab_size)
-    return draft(decoder, drafter, rows.own, rows.cache, rows.view, rows.speculates, noise, config)
+    noise = step_noise(state, config.max_path, lender.config.vocab_size)
+    return propose(lender.merge(), drafter, state, noise, config)
 
 
-@partial(jax.jit, donate_argnames="rows", static_argnames=("mirror", "config"))
+@partial(jax.jit, donate_argnames="state", static_argnames=("mirror", "config"))
 @per_shard
 def draft_outcomes(
     lender: Target,
     drafter: Drafter,
-    rows: DrafterRows,
+    state: DecodeState,
     tree: TokenTree,
     guessed: EarlyExit,
     *,
     mirror: MirrorConfig,
     config: TreeConfig,
-) -> tuple[DrafterRows, Outcomes, TokenTree]:
+) -> tuple[DecodeState, Outcomes, TokenTree]:
     """Draft the next tree for every guessed outcome; see `draft_ahead`."""
     outcomes = guess_outcomes(tree, guessed, mirror.candidates, mirror.count(config))
-    rows, trees = draft_ahead(lender.merge(), drafter, rows, tree, guessed, outcomes, config)
-    return rows, outcomes, trees
+    decoder, hidden = lender.merge(), guessed.hidden
+    state, trees = draft_ahead(decoder, drafter, state, tree, hidden, outcomes, config)
+    return state, outcomes, trees
 
 
 @jax.jit
 @per_shard
 def pick_tree(
     lender: Target, trees: TokenTree, outcomes: Outcomes, end: StepEnd
-) -> tuple[TokenTree, Bool[Array, " B"]]:
-    """Select the trees of the actual outcomes, and which rows have one; see `pick`."""
+) -> tuple[TokenTree, Int[Array, " B"]]:
+    """Select the trees of the actual outcomes, and their ranks; see `pick`."""
     del lender  # only used by `per_shard`, for the mesh
-    newest = jnp.maximum(end.decided.count - 1, 0)[:, None]
-    root = jnp.take_along_axis(end.decided.following, newest, axis=1)[:, 0]
-    return pick(trees, outcomes, end.last, root)
+    return pick(trees, outcomes, end.last, end.root)
 
 
-@partial(jax.jit, donate_argnames="rows")
+@partial(jax.jit, donate_argnames="state")
 @per_shard
 def read_along(
     lender: Target,
     drafter: Drafter,
-    rows: DrafterRows,
+    state: DecodeState,
     decided: Decided,
     is_new: Bool[Array, " B"],
-) -> DrafterRows:
+) -> DecodeState:
     """Let the drafter read decided tokens; rows that are new start from an empty state."""
     decoder = lender.merge()
 
     def begin(empty: Any, own: Any) -> Any:
         return jnp.where(is_new.reshape(-1, *(1,) * (own.ndim - 1)), empty, own)
 
-    own = jax.tree.map(begin, drafter.empty(decoder, len(is_new)), rows.own)
-    return read_decided(decoder, drafter, rows._replace(own=own), decided)
+    own = jax.tree.map(begin, drafter.empty(decoder, len(is_new)), state.own)
+    return read_decided(decoder, drafter, state._replace(own=own), decided)

@@ -17,6 +17,11 @@ from redrafter_jax.types import Requests, Sampling
 _SLOT_BLOCK = 256
 # Stop tokens are padded to a multiple of this.
 _STOP_BLOCK = 8
+# Settings that change the logits; see `SamplingConfig.adjusts`.
+_ADJUSTING = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "min_tokens"),
+)
 
 Value = TypeVar("Value")
 # One value for all rows, or one per row.
@@ -217,11 +222,20 @@ def check_mirrored(requests: Iterable[Request]) -> None:
 
     Mirror decoding does not support these features.
     """
-    if any(one.grammar is not None or one.sampling.adjusts for one in requests):
-        raise InputError(
-            "A request has penalties, biases, min_tokens or a grammar, which mirror decoding does "
-            "not support; leave them out, or leave mirror out."
-        )
+    for one in requests:
+        settings = {name: getattr(one.sampling, name) for name in _ADJUSTING}
+        given = [
+            f"{name} {value!r:.40}"
+            for name, value in settings.items()
+            if value and value != getattr(SamplingConfig, name)
+        ]
+        if one.grammar is not None:
+            given.append("a grammar")
+        if given:
+            raise InputError(
+                f"The request has {' and '.join(given)}, which mirror decoding does not support; "
+                "leave that out, or decode without mirror."
+            )
 
 
 def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = None) -> Requests:

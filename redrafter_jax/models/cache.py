@@ -52,13 +52,10 @@ def own_pages(batch: int, slots: int) -> Int[Array, "B M"]:
     return jnp.arange(batch * M).reshape(batch, M)
 
 
-def split_layers(cache: KVCache, config: TargetConfig) -> tuple[KVCache, KVCache]:
-    """Split the cache into the target's layers and the drafter's own layers."""
-    L = config.num_hidden_layers
-    return (
-        cache._replace(keys=cache.keys[:L], values=cache.values[:L]),
-        cache._replace(keys=cache.keys[L:], values=cache.values[L:]),
-    )
+def split_layers(cache: KVCache, count: int) -> tuple[KVCache, KVCache]:
+    """Split the cache into the target's layers, which are `count`, and the drafter's own layers."""
+    own = cache._replace(keys=cache.keys[count:], values=cache.values[count:])
+    return first_layers(cache, count), own
 
 
 def first_layers(cache: KVCache, count: int) -> KVCache:

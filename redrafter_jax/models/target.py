@@ -105,43 +105,48 @@ class Decoder(nnx.Module):
           cache: the target's layers of the cache.
           context_layers: indices of the context layers, as in `forward`.
         """
-        N = tree.tokens.shape[1]
-        tokens, depth, mask = self._widen(tree)
-        hidden, keys, values = self._below(cache, tokens, depth, mask, context_layers)
-        # Keys and values keep the padding: slicing them would copy them in every layer.
-        return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
+        whole = self.tree_layers(None, tree, cache, len(self.layers), context_layers)
+        return self.tree_outputs(whole, tree)
 
-    def begin_tree(
+    def tree_layers(
         self,
+        begun: Halfway | None,
         tree: TokenTree,
         cache: KVCache,
-        layer: int,
+        end: int,
         context_layers: tuple[int, ...] = (),
     ) -> Halfway:
-        """Run the first `layer` layers of `tree_forward`; `cache` may hold these layers only."""
-        tokens, depth, mask = self._widen(tree)
-        positions = cache.lengths[:, None] + depth
-        attend_in = partial(self.attend_below, cache=cache, mask=mask)
-        embedded = self.embed(tokens)
-        return self._through(embedded, positions, attend_in, range(layer), context_layers)
+        """Run the layers of `tree_forward` from the first that `begun` lacks up to layer `end`.
 
-    def complete_tree(
-        self,
-        begun: Halfway,
-        tree: TokenTree,
-        cache: KVCache,
-        context_layers: tuple[int, ...] = (),
-    ) -> Verified:
-        """Run the layers that `begin_tree` has left; return the result of `tree_forward`."""
-        _, depth, mask = self._widen(tree)
-        positions = cache.lengths[:, None] + depth
-        attend_in = partial(self.attend_below, cache=cache, mask=mask)
-        left = range(len(begun.keys), len(self.layers))
-        rest = self._through(begun.hidden, positions, attend_in, left, context_layers)
-        whole = rest._replace(context=begun.context + rest.context)
+        Args:
+          begun: the pass through earlier layers; None if there are none.
+          tree: the trees.
+          cache: the target's layers of the cache; layers from `end` on are not needed.
+          end: number of layers that have been run after this call.
+          context_layers: as in `forward`.
+        """
+        tokens, depth, mask = self._widen(tree)
+        if begun is None:
+            begun = Halfway(self.embed(tokens), (), (), ())
+        rest = self._through(
+            begun.hidden,
+            cache.lengths[:, None] + depth,
+            partial(self.attend_below, cache=cache, mask=mask),
+            range(len(begun.keys), end),
+            context_layers,
+        )
+        return Halfway(
+            rest.hidden,
+            begun.context + rest.context,
+            begun.keys + rest.keys,
+            begun.values + rest.values,
+        )
+
+    def tree_outputs(self, whole: Halfway, tree: TokenTree) -> Verified:
+        """Return the outputs of `tree_forward` from its pass through all layers."""
         hidden, N = self._states(whole), tree.tokens.shape[1]
-        keys, values = begun.keys + rest.keys, begun.values + rest.values
-        return Verified(self.logits(hidden)[:, :N], hidden[:, :N], keys, values)
+        # Keys and values keep the padding: slicing them would copy them in every layer.
+        return Verified(self.logits(hidden)[:, :N], hidden[:, :N], whole.keys, whole.values)
 
     def exit_states(
         self, begun: Halfway, context_layers: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from redrafter_jax.engine.engine import Engine
+from redrafter_jax.engine.messages import MirrorCounts
 from redrafter_jax.models.attention import PAGE
 from redrafter_jax.serving.request_counts import NAME, RequestCounts
 
@@ -48,6 +49,7 @@ class Metrics(RequestCounts, Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics that are read from the engine."""
         engine, sums = self._engine, self._engine.counters
+        mirror = MirrorCounts() if engine.mirror is None else engine.mirror.counts
         for name, text, value in (
             ("active_slots", "Requests that have a slot.", engine.active),
             ("waiting_requests", "Requests that wait for a slot.", engine.waiting),
@@ -93,6 +95,16 @@ class Metrics(RequestCounts, Collector):
                 "reused_prompt_tokens",
                 "Prompt tokens that were already in the cache.",
                 sums.reused_tokens,
+            ),
+            (
+                "mirror_outcomes",
+                "Decode steps of rows that go on, with drafting while the target verifies.",
+                mirror.outcomes,
+            ),
+            (
+                "mirror_prepared",
+                "Those of mirror_outcomes whose next tree was ready.",
+                mirror.prepared,
             ),
         ):
             yield CounterMetricFamily(f"{NAME}_{name}", text, value)

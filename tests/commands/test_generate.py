@@ -102,6 +102,9 @@ def test_a_model_drafts_by_its_name(
     told = re.search(r"acceptance length ([\d.]+), ", err)
     assert told, err
     assert float(told[1]) > (1.5 if drafter else 4.7)
+    if drafter == "self:layers=1":
+        code, out, err = run_redrafter(*arguments_of(named, "--mirror-layer", "1"))
+        assert (code, out) == (0, plain_text(habitual_target) + "\n"), err
     code, out, err = run_redrafter(*arguments_of(named, "--draft-rounds", "600"))
     assert (code, out) == (2, "")
     assert "draft_rounds is 600" in err

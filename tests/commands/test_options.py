@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from tiny_folders import PairFolders, write_pair
 
-from redrafter_jax import InputError, TreeConfig
+from redrafter_jax import InputError, MirrorConfig, TreeConfig
 from redrafter_jax.commands.options import adaptive_of, open_decoder
 from redrafter_jax.commands.parser import read_arguments
+from redrafter_jax.commands.served import load_served
 from redrafter_jax.drafters.base import LoadedHead, as_drafter
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.files.tree_table import TreeTable, TunedTree, write_tree_table
@@ -71,6 +72,16 @@ def test_without_options_the_tree_is_the_tables_and_it_is_told(
     assert decoder.adaptive is not bool({"--beam-width", "--lookup-tokens"} & {*options})
     assert type(decoder.drafter) is type(as_drafter(None if tree is None else good_drafter))
     assert capsys.readouterr().err == told
+
+
+def test_one_tree_of_a_table_is_mirrored_and_no_whole_table(folders: PairFolders) -> None:
+    models = ["--target", folders.target, "--drafter", folders.drafter, "--mirror-layer", "1"]
+    arguments = read_arguments(["generate", *models, "--prompt", "a", "--mirror-candidates", "3"])
+    decoder = open_decoder(arguments, open_target(folders.target), ["a"])
+    assert decoder.mirror == MirrorConfig(layer=1, candidates=3)
+    assert not decoder.adaptive
+    with pytest.raises(InputError, match="tree is a table of trees, but mirror drafts one tree"):
+        load_served(read_arguments(["serve", *models]))
 
 
 def test_a_schema_that_is_too_deep_is_refused(folders: PairFolders, tmp_path: Path) -> None:

@@ -129,6 +129,54 @@ def test_a_parser_of_calls_without_a_template_that_writes_tools_is_refused() -> 
         load_served(arguments)
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            ["--mirror-candidates", "4", "--mirror-branches", "9"],
+            "--mirror-candidates and --mirror-branches are for drafting while the target verifies; "
+            "give --mirror-layer too, or leave them out.",
+        ),
+        (["--mirror-layer", "0"], "--mirror-layer is 0; it must be greater than 0."),
+        (
+            ["--mirror-layer", "12"],
+            "MirrorConfig.layer is 12; the target has 12 layers, so it must be from 1 to 11.",
+        ),
+        (
+            ["--mirror-layer", "6", "--mirror-drafter-devices", "8"],
+            "MirrorConfig.drafter_devices is 8, and 7 devices are left besides the target's; give "
+            "that or fewer.",
+        ),
+        (
+            ["--mirror-layer", "6", "--adaptive", "on"],
+            "adaptive is True, but mirror drafts in every step; leave it out.",
+        ),
+        (
+            ["--mirror-layer", "6", "--mean-nodes", "2"],
+            "TreeConfig.mean_nodes is 2, but mirror does not share nodes between rows; leave it "
+            "out.",
+        ),
+        (
+            ["--mirror-layer", "6", "--no-drafter"],
+            "mirror is given, but there is no drafter; leave mirror out.",
+        ),
+    ],
+)
+def test_what_cannot_be_mirrored_is_refused_at_the_start(options: list[str], problem: str) -> None:
+    drafter = [] if "--no-drafter" in options else ["--drafter", "self:layers=2"]
+    words = ["serve", "--target", str(ROOT / "configs" / "demo_target"), *drafter, *options]
+    with pytest.raises(InputError, match=f"^{re.escape(problem)}$"):
+        load_served(read_arguments(words))
+
+
+def test_an_engine_drafts_ahead_as_the_options_say() -> None:
+    words = ["--drafter", "self:layers=2", "--mirror-layer", "6", "--mirror-candidates", "2"]
+    target = ["--target", str(ROOT / "configs" / "demo_target")]
+    engine, _ = load_served(read_arguments(["serve", *target, *words, "--context-length", "200"]))
+    assert engine.mirror is not None
+    assert not engine.adaptive
+
+
 def test_an_address_in_use_is_told_before_the_target_is_looked_for(run_redrafter: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

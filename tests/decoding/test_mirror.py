@@ -25,9 +25,9 @@ def guessed(tokens: list[list[int]], probabilities: list[list[float]]) -> EarlyE
     return EarlyExit(jnp.asarray([tokens]), log_probs, jnp.zeros((1, 3, 0)))
 
 
-def pairs(outcomes: Outcomes) -> list[tuple[int, int]]:
-    nodes, tokens = (np.asarray(one[0]).tolist() for one in outcomes)
-    return list(zip(nodes, tokens, strict=True))
+def told(outcomes: Outcomes) -> list[tuple[int, ...]]:
+    """Node, token and rank of every outcome of the row."""
+    return list(zip(*(np.asarray(one[0]).tolist() for one in outcomes), strict=True))
 
 
 def test_the_likeliest_outcomes_come_first() -> None:
@@ -35,23 +35,27 @@ def test_the_likeliest_outcomes_come_first() -> None:
         [[1, 4, 5], [3, 2, 6], [8, 9, 0]], [[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05]]
     )
     # Node 1 is reached with 0.7, node 2 with 0.7 * 0.3; 1 and 2 are children of their nodes.
-    by_hand = [(1, 3, 0.42), (0, 4, 0.2), (2, 8, 0.189), (0, 5, 0.1), (1, 6, 0.07), (2, 9, 0.0105)]
-    expected = [(node, token) for node, token, _ in by_hand]
-    assert pairs(guess_outcomes(TREE, guesses, 2, 6)) == expected
-    assert pairs(guess_outcomes(TREE, guesses, 1, 2)) == [(1, 3), (0, 4)]
+    # Likelihoods: 0.42, 0.2, 0.189, 0.1, 0.07 and 0.0105.
+    by_hand = [(1, 3, 0), (0, 4, 0), (2, 8, 0), (0, 5, 1), (1, 6, 1), (2, 9, 1)]
+    assert told(guess_outcomes(TREE, guesses, 2, 6)) == by_hand
+    assert told(guess_outcomes(TREE, guesses, 1, 2)) == [(1, 3, 0), (0, 4, 0)]
+
+
+def test_the_roots_own_token_may_come_again() -> None:
+    guesses = guessed([[7, 1], [3, 2], [8, 9]], [[0.9, 0.1], [0.6, 0.4], [0.9, 0.1]])
+    assert told(guess_outcomes(TREE, guesses, 1, 1)) == [(0, 7, 0)]
 
 
 def test_a_node_that_was_not_guessed_is_as_likely_as_what_is_left() -> None:
     guesses = guessed([[4, 5], [3, 2], [8, 9]], [[0.5, 0.4], [0.6, 0.3], [0.9, 0.05]])
     # 0.1 is left for token 1; below it node 1 keeps 0.06 for token 3, and 0.03 reach node 2.
-    assert pairs(guess_outcomes(TREE, guesses, 1, 3)) == [(0, 4), (1, 3), (2, 8)]
+    assert told(guess_outcomes(TREE, guesses, 1, 3)) == [(0, 4, 0), (1, 3, 0), (2, 8, 0)]
 
 
 def test_what_would_be_decided_is_the_path_and_the_token() -> None:
-    outcomes = Outcomes(jnp.asarray([[0, 2]]), jnp.asarray([[4, 8]]))
+    outcomes = Outcomes(*(jnp.asarray([one]) for one in ([0, 2], [4, 8], [0, 0])))
     hidden = jnp.asarray([[[0.0], [1.0], [2.0]]])
-    decided, depth = assume(TREE, hidden, outcomes, jnp.asarray([10]), 3)
-    assert depth.tolist() == [0, 2]
+    decided = assume(TREE, hidden, outcomes, jnp.asarray([10]), 3)
     assert decided.count.tolist() == [1, 3]
     assert decided.start.tolist() == [10, 10]
     rows = [
@@ -80,8 +84,9 @@ def test_the_tree_of_what_came_true_is_picked() -> None:
     trees = chain_tree(
         jnp.asarray([3, 4, 8, 5]), jnp.asarray([[1], [2], [6], [7]]), jnp.ones(4, bool)
     )
-    outcomes = Outcomes(jnp.asarray([[1, 0], [2, 2]]), jnp.asarray([[3, 4], [8, 5]]))
-    picked, fits = pick(trees, outcomes, jnp.asarray([0, 2]), jnp.asarray([4, 6]))
+    nodes, tokens, ranks = [[1, 0], [2, 2]], [[3, 4], [8, 5]], [[0, 2], [0, 1]]
+    outcomes = Outcomes(*map(jnp.asarray, (nodes, tokens, ranks)))
+    picked, rank = pick(trees, outcomes, jnp.asarray([0, 2]), jnp.asarray([4, 6]))
     # The second row's node was guessed, but not with this token.
-    assert fits.tolist() == [True, False]
+    assert rank.tolist() == [2, -1]
     assert picked.tokens[0].tolist() == [4, 2]

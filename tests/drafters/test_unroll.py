@@ -159,9 +159,8 @@ def test_training_unrolls_what_decoding_drafts(
             target.merge(), own, cache, decided
         )
     )
-    _, cache = split_layers(
-        init_cache(TARGET, B, longest + 2 * C, jnp.float32, drafter.cache), TARGET
-    )
+    cache = init_cache(TARGET, B, longest + 2 * C, jnp.float32, drafter.cache)
+    _, cache = split_layers(cache, TARGET.num_hidden_layers)
     own, starts, compared = drafter.empty(decoder, B), np.zeros(B, int), 0
     for turn in range(2 * longest):
         counts = np.asarray([CHUNKS[(turn + b) % len(CHUNKS)] for b in range(B)])

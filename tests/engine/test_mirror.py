@@ -19,6 +19,7 @@ from toy_drafters import BigramAttention
 
 from redrafter_jax import (
     InputError,
+    KeptCache,
     MirrorConfig,
     PromptLookup,
     SamplingConfig,
@@ -26,6 +27,7 @@ from redrafter_jax import (
     generate,
     generate_autoregressive,
     make_mesh,
+    stream,
 )
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.drafters.eagle_head import EagleConfig
@@ -107,9 +109,7 @@ def test_texts_are_the_baselines(kind: str, tree: TreeConfig, mirror: MirrorConf
     target = target_of(0)
     plain, ours = both(target, drafter_of(kind, target), tree, mirror)
     assert ours.tokens == plain.tokens
-    counts = ours.mirror
-    assert counts.ahead == counts.steps
-    assert counts.prepared <= counts.outcomes
+    assert ours.mirror.prepared <= ours.mirror.outcomes
 
 
 @pytest.mark.long
@@ -271,8 +271,70 @@ def test_what_cannot_be_mirrored_is_refused(
 def test_penalties_are_refused_with_mirror() -> None:
     target, sampling = target_of(0), SamplingConfig(repetition_penalty=1.2)
     how: dict[str, Any] = {"mirror": MirrorConfig(1), "sampling": sampling, "tree": CHAIN}
-    with pytest.raises(InputError, match="which mirror decoding does not support"):
+    problem = "has repetition_penalty 1.2, which mirror decoding does not support; leave that out"
+    with pytest.raises(InputError, match=problem):
         generate(target, ModelDrafter(target), [[1]], max_new_tokens=2, **how)
+    with pytest.raises(InputError, match=problem):
+        next(stream(target, ModelDrafter(target), [[1]], max_new_tokens=2, **how))
+
+
+def test_a_batch_that_is_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, problem = random_target(CONFIG), "mirror decodes a batch on one group of devices"
+    how: dict[str, Any] = {"prompts": [[1], [2]], "max_new_tokens": 2, "mirror": MirrorConfig(1)}
+    split = place(target, make_mesh(data=2))
+    with pytest.raises(InputError, match=problem):
+        generate(split, ModelDrafter(split), **how)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InputError, match=problem):
+        generate(target, ModelDrafter(target), **how)
+
+
+def bytes_on(device: Any, *caches: KVCache) -> int:
+    layers = [layer for cache in caches for layer in cache.keys + cache.values]
+    shards = [shard for layer in layers for shard in layer.addressable_shards]
+    return sum(shard.data.nbytes for shard in shards if shard.device == device)
+
+
+@pytest.mark.parametrize("devices", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["model", "self", "lookup"])
+def test_the_cache_takes_the_memory_that_it_is_given_and_no_more(kind: str, devices: int) -> None:
+    target, memory = target_of(0), 2_000_000
+    engine = Engine(
+        target,
+        drafter_of(kind, target),
+        tree=CHAIN,
+        slots=2,
+        context_length=100,
+        cache_memory=memory,
+        mirror=MirrorConfig(layer=2, candidates=2, drafter_devices=devices),
+    )
+    assert engine.mirror is not None
+    caches = engine.state.cache, engine.mirror._state.cache
+    taken = {device: bytes_on(device, *caches) for device in jax.devices()}
+    assert max(taken.values()) <= memory
+    # One page more would not fit on some device.
+    sizes = [[layer.nbytes // len(layer) for layer in one.keys + one.values] for one in caches]
+    home, away = (sum(own) for own in sizes)
+    page = max(home, away // devices) if devices else home + away
+    assert max(taken.values()) > memory - page
+
+
+@pytest.mark.long
+def test_the_turns_of_a_conversation_share_a_cache() -> None:
+    target, prompt = target_of(0), [5] * 70
+    drafter, cache = drafter_of("model", target), KeptCache(140)
+    mirror = MirrorConfig(layer=2, candidates=2, drafter_devices=1)
+    for _ in range(2):
+        how: dict[str, Any] = {"max_new_tokens": 20, "eos_token_ids": ()}
+        plain = generate_autoregressive(target, [prompt], **how)
+        updates = stream(
+            target, drafter, [prompt], tree=CHAIN, mirror=mirror, kept_cache=cache, **how
+        )
+        (*_, last) = updates
+        assert last.generation.tokens == plain.tokens
+        assert last.generation.mirror is not None
+        assert last.generation.mirror.prepared > 0
+        prompt = [*prompt, *plain.tokens[0], 3]
 
 
 @pytest.mark.parametrize("changes", [{"layer": 0}, {"layer": 1, "candidates": 0}])

@@ -258,7 +258,7 @@ def test_a_kept_cache_must_hold_the_rows_and_their_tokens() -> None:
         check_batch(TARGET.config, Batch(prompts, 5))
         for prompts in ([[1] * 4, [2]], [[1], [2], [3]])
     )
-    how = (None, None, False)
+    how = (None, None, False, None)
     kept = KeptCache(9)
     engine = kept.engine_for(TARGET, RootOnly(), two, *how)
     assert engine.slots == 2

@@ -58,6 +58,10 @@ class FakeEngine(Engine):
         return 50257
 
     @property
+    def mirror(self) -> None:
+        return None
+
+    @property
     def pages(self) -> int:
         return 8
 

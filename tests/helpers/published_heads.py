@@ -56,7 +56,7 @@ def read_texts(folder: Path, target: Target) -> Read:
         count = jnp.clip(lengths - start, 0, CHUNK)
         places = start[:, None] + jnp.arange(CHUNK)
         following = jnp.where(places == lengths[:, None] - 1, CHAIN[0], padded[places + 1])
-        theirs, ours = split_layers(cache, target.config)
+        theirs, ours = split_layers(cache, target.config.num_hidden_layers)
         layers = drafter.layers(target.config)
         hidden, theirs = decoder.extend(padded[places], theirs, count, layers)
         decided = Decided(padded[places], following, hidden, start, count)
@@ -69,7 +69,7 @@ def read_texts(folder: Path, target: Target) -> Read:
     own = drafter.empty(target.merge(), B)
     for begin in range(0, max(LENGTHS), CHUNK):
         own, cache = read_chunk(target, drafter, own, cache, jnp.asarray(begin))
-    _, ours = split_layers(cache, target.config)
+    _, ours = split_layers(cache, target.config.num_hidden_layers)
     return Read(drafter, own, ours, dict(np.load(folder / "answers.npz")))
 
 
