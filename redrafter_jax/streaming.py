@@ -94,7 +94,7 @@ class KeptCache:
         tree: TreeConfig | TreeTable | None,
         adaptive: bool | None,
         log_probs: bool,
-        mirror: MirrorConfig | None,
+        mirror: MirrorConfig | None = None,
     ) -> Engine:
         """Return the previous streams' engine, or a new one for another drafter or other trees.
 
