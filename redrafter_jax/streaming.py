@@ -95,7 +95,7 @@ class KeptCache:
         tree: TreeConfig | TreeTable | None,
         adaptive: bool | None,
         log_probs: bool,
-        mirror: MirrorConfig | None,
+        mirror: MirrorConfig | None = None,
     ) -> Engine:
         """Return the engine of earlier streams, or a new one if the drafter or the trees differ.
 
