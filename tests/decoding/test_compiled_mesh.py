@@ -73,6 +73,7 @@ def compiled(settings: PlanSettings) -> Compilation:
 
 def test_exactly_the_expected_sums_cross(compiled: Compilation, settings: PlanSettings) -> None:
     L, N, W = settings.target.num_hidden_layers, 32, 8
+    later = settings.tree.draft_rounds - 1
     D = settings.target.hidden_size
     counts = Counter(
         (one.kind, one.shapes) for one in collectives(compiled.hlo) if not one.conditional
@@ -82,26 +83,29 @@ def test_exactly_the_expected_sums_cross(compiled: Compilation, settings: PlanSe
         # The embedding, and in every layer attention and the feed-forward block.
         (f"bf16[1,{N},{D}]",): 2 * L + 1,
         # The highest score of every node, and the first token that has it.
-        (f"f32[1,{N},1]",): 1,
+        (f"f32[1,{N}]",): 1,
         (f"s32[1,{N}]",): 1,
-        # What the drafter is fed: the root, and the beams in the loop over later rounds.
+        # What the drafter is fed: the root, and the beams in every later round.
         (f"bf16[1,1,{D}]",): 1,
-        (f"bf16[1,{W},{D}]",): 1,
+        (f"bf16[1,{W},{D}]",): later,
     }
-    # The drafter's features, and the candidates of every device: of one beam, then of W.
     gathered = {shapes: count for (kind, shapes), count in counts.items() if kind == "all-gather"}
-    features = {shapes: count for shapes, count in gathered.items() if len(shapes) == 1}
-    # The cell's, then those of the two residual blocks, which are as wide as context and state.
-    assert features == {
-        (f"bf16[{D}]",): 1,
+    # The features of the residual blocks, which are as wide as context and state, and of the cell.
+    assert {shapes: count for shapes, count in gathered.items() if len(shapes) == 1} == {
         (f"bf16[{2 * D}]",): 2,
-        (f"bf16[{W},{D}]",): 1,
-        (f"bf16[{W},{2 * D}]",): 2,
+        (f"bf16[{W},{D}]",): later,
+        (f"bf16[{W},{2 * D}]",): 2 * later,
     }
-    candidates = [set(shapes) for shapes in gathered if len(shapes) > 1]
-    assert len(candidates) == 2
-    assert {f"f32[{8 * W}]", f"s32[{8 * W}]", "f32[8]"} in candidates
-    assert {f"f32[{W},{8 * W}]", f"s32[{W},{8 * W}]", f"f32[{W},8]"} in candidates
+    together = {frozenset(shapes): count for shapes, count in gathered.items() if len(shapes) > 1}
+    assert together == {
+        # The first round's cell: the product with the root, and the bias.
+        frozenset({f"bf16[{D}]"}): 1,
+        # The candidates of every device, and their sums: of one beam, then of W. The sums of the
+        # first round cross with the candidates of the second.
+        frozenset({f"f32[{8 * W}]", f"s32[{8 * W}]"}): 1,
+        frozenset({f"f32[{8 * W},{W}]", f"s32[{8 * W},{W}]", f"f32[{W},8]", "f32[8]"}): 1,
+        frozenset({f"f32[{W},{8 * W}]", f"s32[{W},{8 * W}]", f"f32[{W},8]"}): later - 1,
+    }
     assert {kind for kind, _ in counts} == {"all-reduce", "all-gather"}
 
 
@@ -120,9 +124,10 @@ def test_no_weight_and_no_cache_crosses(compiled: Compilation, settings: PlanSet
 
 def test_every_layer_attends_by_the_kernel(compiled: Compilation, settings: PlanSettings) -> None:
     calls = re.findall(r'custom_call_target="mosaic_gpu_v2"', compiled.hlo)
-    # And a kernel that merges its splits; the filters of the target and of every round.
+    # And a kernel that merges its splits; one that writes the cache; the filters of the target and
+    # of every round.
     filters = 1 + settings.tree.draft_rounds
-    assert len(calls) == 2 * settings.target.num_hidden_layers + filters
+    assert len(calls) == 2 * settings.target.num_hidden_layers + 1 + filters
     for kernel in compiled.kernels:
         assert kernel.spill_stores == kernel.spill_loads == 0
 
