@@ -1,12 +1,20 @@
 """`serve --replicas`: several engines behind one endpoint, run by Ray Serve."""
 
+# The extra `ray` may be missing.
+# pyright: reportMissingImports=false
+
 import argparse
 import signal
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from ray.serve import Application
+
+from redrafter_jax.commands.option_groups import config_of
 from redrafter_jax.commands.options import find_drafting, load_prompt_format
+from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.commands.served import load_served, warn_if_no_chat, warn_if_open
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
@@ -25,29 +33,15 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
     """
     if arguments.port == 0:
         raise InputError("--port is 0, but replicas need a fixed port; give its number.")
-    # Report errors in files before any process starts.
-    files = open_target(arguments.target)
-    find_drafting(arguments, files)
-    warn_if_no_chat(arguments, load_prompt_format(arguments, files, ["Hello"]))
-    for option in ("target", "drafter"):
-        given = getattr(arguments, option)
-        if given is not None and Path(given).exists():  # replicas run in another working folder
-            setattr(arguments, option, str(Path(given).resolve()))
-    endpoint = Endpoint(arguments.host, arguments.port, arguments.api_key)
+    _check_files(arguments)
+    endpoint = _endpoint(arguments)
     warn_if_open(arguments)
     own = is_own()
     if own:
         listen(endpoint.host, endpoint.port).close()  # refuses a port that is in use
     cluster = Cluster()
     log(f"Starting {replicas.replicas or 1} replicas; each compiles before it answers.")
-    application = make_application(
-        partial(load_served, arguments),
-        limits,
-        replicas,
-        endpoint,
-        log_prompts=arguments.log_prompts,
-    )
-    cluster.deploy(application, endpoint)
+    cluster.deploy(_application(arguments, limits, replicas), endpoint)
     log(f"Serving at http://{endpoint.host}:{endpoint.port}; ready.")
     if not own:
         return
@@ -57,3 +51,49 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
     told_to_end.wait()
     log("Shutting down after running answers have ended.")
     cluster.end()
+
+
+def application(options: dict[str, Any]) -> Application:
+    """The application of these options of `redrafter serve`, for Ray Serve's configuration files.
+
+    A file names this function as `import_path` and has the options as `args`, such as
+    `{"target": "/models/target", "slots": 8}`; a flag has the value true. The address is that of
+    Ray Serve's `http_options`.
+
+    Raises:
+      InputError: an option or a file cannot be used.
+    """
+    words = ["serve"]
+    for name, value in options.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    arguments = read_arguments(words)
+    _check_files(arguments)
+    limits, replicas = config_of(ServeConfig, arguments), config_of(ReplicaConfig, arguments)
+    return _application(arguments, limits, replicas)
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    """Refuse files that cannot be used, before any process starts, and make paths absolute."""
+    files = open_target(arguments.target)
+    find_drafting(arguments, files)
+    warn_if_no_chat(arguments, load_prompt_format(arguments, files, ["Hello"]))
+    for option in ("target", "drafter"):
+        given = getattr(arguments, option)
+        if given is not None and Path(given).exists():  # replicas run in another working folder
+            setattr(arguments, option, str(Path(given).resolve()))
+
+
+def _endpoint(arguments: argparse.Namespace) -> Endpoint:
+    return Endpoint(arguments.host, arguments.port, arguments.api_key)
+
+
+def _application(
+    arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig
+) -> Application:
+    return make_application(
+        partial(load_served, arguments),
+        limits,
+        replicas,
+        _endpoint(arguments),
+        log_prompts=arguments.log_prompts,
+    )

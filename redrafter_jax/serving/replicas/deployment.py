@@ -26,6 +26,8 @@ NAME = "redrafter"
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 30.0
 # Seconds after the drain in which a replica sends errors for answers that it cut off.
 _GRACE = 5.0
+# Percent of the replicas, which Ray Serve rounds up to a whole one.
+_ONE_MORE = 1
 # Number of requests that the endpoint forwards at a time; in effect unlimited, because the replicas
 # have limits.
 _HANDED_ON = 10_000
@@ -95,6 +97,7 @@ def make_application(
         health_check_timeout_s=_HEALTH_TIMEOUT,
         graceful_shutdown_timeout_s=limits.drain + _GRACE,
         request_router_config=RequestRouterConfig(**routing),
+        max_surge_percent=_surge(replicas.replica_cpus, gpus),
         **scaled,
     )
     front: Any = serve.deployment(
@@ -102,10 +105,21 @@ def make_application(
         name="front",
         max_ongoing_requests=_HANDED_ON,
         ray_actor_options={"num_cpus": 0},
+        max_surge_percent=_ONE_MORE,
         graceful_shutdown_timeout_s=limits.drain + _GRACE,
     )
     bound = engines.bind(load, limits, log_prompts)
     return front.bind(bound, endpoint, limits.max_body)
+
+
+def _surge(cpus: float, gpus: float) -> int:
+    """Percent of the replicas that an update starts before it ends others.
+
+    If the cluster has no room for one more, the update would wait for room forever, so it has to
+    end a replica first.
+    """
+    free = ray.available_resources()
+    return _ONE_MORE if free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus else 0
 
 
 class Cluster:
