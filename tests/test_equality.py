@@ -58,11 +58,12 @@ def compiled_as_users_compile() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("tree", "corruption"),
     [
-        pytest.param("deep and sharp", 0.5, marks=pytest.mark.long),
-        pytest.param("wide beam", 0.0, marks=pytest.mark.long),
+        ("deep and sharp", 0.5),
+        ("wide beam", 0.0),
         ("prompt lookup", 0.5),
     ],
 )
+@pytest.mark.long
 def test_drafters_change_no_token_however_often_they_are_right(
     habitual_target: Target, tree: str, corruption: float
 ) -> None:

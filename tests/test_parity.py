@@ -48,7 +48,13 @@ TREES = {
         beam_width=4, draft_rounds=3, num_nodes=12, lookup_tokens=4
     ),
 }
-SLOWER = ("shared nodes and copied tokens", "deep and sharp", "root alone", "whole vocabulary")
+SLOWER = (
+    "shared nodes and copied tokens",
+    "copied tokens under a budget",
+    "deep and sharp",
+    "root alone",
+    "whole vocabulary",
+)
 # One batch holds all of them: temperatures and filters differ row by row.
 SAMPLINGS = [
     SamplingConfig(),

@@ -87,11 +87,12 @@ def test_penalties_and_biases_are_options(
 @pytest.mark.parametrize(
     "drafter",
     [
-        pytest.param("", marks=pytest.mark.long),
+        "",
         "self:layers=1",
-        pytest.param("self:int8", marks=pytest.mark.long),
+        "self:int8",
     ],
 )
+@pytest.mark.long
 def test_a_model_drafts_by_its_name(
     run_redrafter: Any, folders: PairFolders, habitual_target: Target, drafter: str
 ) -> None:

@@ -144,17 +144,17 @@ def test_a_parser_of_calls_without_a_template_that_writes_tools_is_refused() -> 
         ),
         (
             ["--mirror-layer", "6", "--mirror-drafter-devices", "8"],
-            "MirrorConfig.drafter_devices is 8, and 7 devices are left besides the target's; give "
-            "that or fewer.",
+            "MirrorConfig.drafter_devices is 8, but the target leaves 7 devices free; give 7 or "
+            "fewer.",
         ),
         (
             ["--mirror-layer", "6", "--adaptive", "on"],
-            "adaptive is True, but mirror drafts in every step; leave it out.",
+            "adaptive is True, but mirror drafts in every step; leave adaptive out.",
         ),
         (
             ["--mirror-layer", "6", "--mean-nodes", "2"],
-            "TreeConfig.mean_nodes is 2, but mirror does not share nodes between rows; leave it "
-            "out.",
+            "TreeConfig.mean_nodes is 2, but mirror does not share nodes between rows; leave "
+            "mean_nodes out.",
         ),
         (
             ["--mirror-layer", "6", "--no-drafter"],

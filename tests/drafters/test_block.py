@@ -25,7 +25,11 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
     ("variant", "tree"),
     [
         pytest.param({}, None, marks=pytest.mark.long),
-        ({"confidence": True, "confidence_with_markov": True}, TreeConfig(5, 4, 9)),
+        pytest.param(
+            {"confidence": True, "confidence_with_markov": True},
+            TreeConfig(5, 4, 9),
+            marks=pytest.mark.long,
+        ),
         (
             {"draft_tokens": tuple(range(0, 24, 2))},
             TreeConfig(beam_width=3, draft_rounds=2, num_nodes=12, rerank=True, lookup_tokens=2),

@@ -21,7 +21,11 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
     ("version", "tree"),
     [
         pytest.param("3", TreeConfig(beam_width=1, draft_rounds=1), marks=pytest.mark.long),
-        ("3", TreeConfig(beam_width=5, draft_rounds=4, num_nodes=9, final_beams_only=True)),
+        pytest.param(
+            "3",
+            TreeConfig(beam_width=5, draft_rounds=4, num_nodes=9, final_beams_only=True),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "1",
             TreeConfig(beam_width=2, draft_rounds=2, candidates=6, sharpness=2.0),

@@ -54,7 +54,9 @@ def test_more_layers_than_weights_are_refused_before_they_are_made(
         change_json(
             tmp_path / "config.json", **{key: many[key] for key in many if many[key] != stated[key]}
         )
-        with pytest.raises(InputError, match=rf"{stated_as}=1000000000\b.* files hold \d+ weights"):
+        with pytest.raises(
+            InputError, match=rf"{stated_as}=1000000000\b.* files hold only \d+ weights"
+        ):
             load_drafter(tmp_path)
 
 

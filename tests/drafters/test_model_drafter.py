@@ -155,7 +155,7 @@ def assert_best(
 @pytest.mark.parametrize(
     "tree",
     [
-        CHAIN,
+        pytest.param(CHAIN, marks=pytest.mark.long),
         pytest.param(TREE, marks=pytest.mark.long),
         pytest.param(TreeConfig(1, 1), marks=pytest.mark.long),
         TreeConfig(3, 4, num_nodes=8, sharpness=1.5, candidates=9),

@@ -144,6 +144,7 @@ def test_a_mesh_changes_no_count(compared: Path, tmp_path: Path) -> None:
     assert reports[0] == reports[1]
 
 
+@pytest.mark.long
 def test_a_pipe_gets_progress_on_stderr_and_the_tables_on_stdout(
     compared: Path, tmp_path: Path
 ) -> None:
@@ -208,14 +209,10 @@ NO_GAIN = (
     [
         ("random", 1.0, NO_GAIN),
         # It says everything again: whatever drafts is right.
-        pytest.param(
-            "good",
-            0.0,
-            "Too little data to tell: [5-8] of 8 texts repeat themselves",
-            marks=pytest.mark.long,
-        ),
+        ("good", 0.0, "Too little data to tell: [5-8] of 8 texts repeat themselves"),
     ],
 )
+@pytest.mark.long
 def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -43,6 +43,7 @@ def test_the_report_agrees_with_the_engine_and_with_itself(
     assert row["law"] > parts["begin"] + longer + parts["pick"] + parts["transfers"]
 
 
+@pytest.mark.long
 def test_prompt_lookup_is_a_drafter(tmp_path: Path, pair_settings: dict[str, Any]) -> None:
     values = {
         "drafter": None,

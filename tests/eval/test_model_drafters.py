@@ -31,6 +31,7 @@ def settings(pair_settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_they_are_compared_as_heads_are(
     settings: dict[str, Any], tmp_path: Path, habitual_target: Target
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_stream_gathers_before_its_first_step_alone(
     assert max(last.generation.steps) < 19, "some drafts came true"
 
 
+@pytest.mark.long
 def test_trees_of_one_head_share_what_they_borrow(
     fresh_target: Target, gathered: list[Any]
 ) -> None:

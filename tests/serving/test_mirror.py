@@ -37,6 +37,7 @@ def base() -> Iterator[str]:
 @pytest.mark.parametrize(
     "more", [{"temperature": 0}, {"temperature": 1, "speculation": False}, {"n": 3, "logprobs": 2}]
 )
+@pytest.mark.long
 def test_it_answers_with_the_texts_of_plain_decoding(base: str, more: dict[str, Any]) -> None:
     before = measured(base)
     answer = post(base, json=body(limit=20, draft_trace=True, **more))

@@ -84,7 +84,8 @@ def test_a_run_from_features_resumes_to_the_same_bits_and_is_one_online(
         assert_same_weights(again, tmp_path / run)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", pytest.param("recurrent", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["eagle3", "recurrent"])
+@pytest.mark.long
 def test_the_head_that_comes_out_loads_decodes_and_starts_another_run(
     target: Path, tmp_path: Path, start: Start, kind: str
 ) -> None:

@@ -55,7 +55,9 @@ def one_step(
     )
 
 
-@pytest.mark.parametrize("optimizer", [ADAMW, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize(
+    "optimizer", [ADAMW, pytest.param(MUON, marks=pytest.mark.long)], ids=["adamw", "muon"]
+)
 def test_accumulation_changes_memory_not_the_step(optimizer: optax.GradientTransformation) -> None:
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, 31, (4, 16)).astype(np.int32)
