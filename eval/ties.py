@@ -53,10 +53,11 @@ class Scores(NamedTuple):
     def may_choose(self, token: int, tolerance: float) -> bool:
         """Whether the token may be chosen if rounding moves each logit by at most the tolerance.
 
-        Filters keep the largest logits. One perturbation must make the filters keep the token, and
-        another must make them drop all tokens with larger scores. The two perturbations may differ:
-        the largest logit may have to fall in the first and to rise in the second. But if the token
-        can also overtake these tokens in logits, some perturbation in between does both.
+        Filters keep the tokens with the largest logits, and the kept token with the largest score
+        is chosen; scores include the noise. So rounding must do two things at once: keep this token
+        among those that the filters keep, and drop every token whose score stays larger. Each is
+        tested by a perturbation of its own. One perturbation does both if it can also raise this
+        token's logit to the largest logit of the tokens to drop, which is tested last.
         """
         logits, scores = self.logits, self.unfiltered
         if not self.keeps(np.where(logits > logits[token], -tolerance, tolerance))[token]:

@@ -282,8 +282,8 @@ def _batch_sizes(settings: TuneSettings) -> list[int]:
         return [size for size in _BATCH_SIZES if size <= prompts]
     if max(settings.batch_sizes) > prompts:
         raise InputError(
-            f"batch_sizes has {max(settings.batch_sizes)}, but there are only {prompts} prompts; "
-            "give more prompts, or smaller batch_sizes."
+            f"batch_sizes includes {max(settings.batch_sizes)}, but there are only {prompts} "
+            "prompts; give as many prompts, or smaller batch_sizes."
         )
     return settings.batch_sizes
 

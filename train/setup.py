@@ -193,8 +193,8 @@ def check_same_run(
     if changed:
         only = f"; steps may only grow after all {saved['steps']} are taken" * ("steps" in changed)
         raise InputError(
-            f"{settings.output_dir} holds a run with {', '.join(map(tell, changed))}"
-            f"{only}; use another output_dir, or delete this folder."
+            f"{settings.output_dir} already holds a run with other settings: "
+            f"{', '.join(map(tell, changed))}{only}; use another output_dir, or delete this folder."
         )
 
 

@@ -72,7 +72,10 @@ def add_template_name(command: argparse.ArgumentParser, *, or_none: bool = False
 
 
 def add_template(command: argparse.ArgumentParser, *, or_none: bool = False) -> None:
-    """Add the options of the chat template; with `or_none`, it may be "none", for plain prompts."""
+    """Add the options that choose the chat template.
+
+    With `or_none`, "none" is a choice too: prompts are then plain text.
+    """
     add_template_name(command, or_none=or_none)
     command.add_argument(
         "--template-arguments",

@@ -97,8 +97,11 @@ class BlockDrafter(HeadDrafter):
     ) -> tuple[Advance, Grown]:
         """Return the `Advance` of the head, and the state before the first round.
 
-        The arguments are those of `propose`. The layers fill and score the block here, in one pass.
-        The state of a beam is the state of the sequential head.
+        One pass of the head's layers, in this function, scores all positions of the block. The
+        rounds run only the sequential head, which corrects these scores by the tokens drafted
+        before, and whose state each beam carries.
+
+        The arguments are those of `propose`.
         """
         head, rounds = self.model.merge(), tree.draft_rounds
         scale = head.config.layer.attention_scale

@@ -197,7 +197,10 @@ class EagleHead(TrainedHead):
         return self.mlp_norm[...].dtype
 
     def embed(self, tokens: Int[Array, "..."], target: Decoder) -> Float[Array, "... width"]:
-        """Return the embeddings of tokens: the head's own, or the target's without scaling."""
+        """Return the embeddings of tokens, from the head's own table if it has one.
+
+        Otherwise they come from the target's table, without the target's scaling of embeddings.
+        """
         if not self.config.own_embedding:
             return target.stored_embeddings(tokens).astype(self.dtype)
         table = self.embed_tokens.get_value()

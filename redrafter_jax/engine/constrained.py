@@ -118,16 +118,19 @@ def step_in_two(
     tree: TreeConfig | None,
     top: int | None,
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
-    """Run one step of a batch in which some rows have grammars.
+    """Run one step of a batch in which some rows have grammars, as two programs.
+
+    The first drafts the trees. Between the two, the host computes what the grammars allow after
+    each node. The second verifies the trees with these masks.
 
     Args:
       target: the target model.
       drafter: the drafter.
       state: decode state of B rows, donated.
-      rows: decoding rows; the key is the place in the batch.
-      batch: row of the state at each place, as `rows` in `decode_rows`, placed on the mesh.
-      controls: controls of the rows, as in `decode_rows`, placed on the mesh.
-      masks: bit masks of the tokens allowed after each text.
+      rows: the rows that decode, by place in the batch.
+      batch: index in the state of the row at each place (`rows` of `decode_rows`), on the mesh.
+      controls: controls of the rows, as in `decode_rows`, on the mesh.
+      masks: bit masks of the tokens that grammars allow after each row's root.
       tree: the shape of the trees; with None, a tree is only the root.
       top: number of most likely tokens to report per position, as in `read_rows`.
     """

@@ -79,14 +79,15 @@ class PagePool:
     def begin(
         self, text: Sequence[int], tokens: int, spare: int = 0, *, shares: bool = True
     ) -> Holding | None:
-        """Allocate pages for the first `tokens` tokens of a text; None if too few pages are free.
+        """Allocate and return pages for the first `tokens` tokens of a text.
+
+        Returns None if too few pages are free.
 
         Args:
           text: token ids.
           tokens: number of tokens that need pages.
           spare: number of pages that must stay free.
-          shares: whether to use the pages of a prefix that another text has in common with this
-            one.
+          shares: whether to reuse another text's pages for the prefix that both texts share.
         """
         found = self._find(text) if shares else []
         shared = [page for page, _ in found]

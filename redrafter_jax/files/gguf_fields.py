@@ -199,8 +199,8 @@ def _refuse_unknown(header: Header, prefix: str, architecture: Architecture) -> 
         if own == name or own in {*_KNOWN, *architecture.known} or _NEUTRAL.get(own) == value:
             continue
         raise InputError(
-            f"{header.path} states {name}={value!r}, which is not supported and may change the "
-            "text of the model; use another file."
+            f"{header.path} states {name}={value!r}, which is not supported; without it the model "
+            "might write another text. Use another file."
         )
 
 

@@ -194,9 +194,9 @@ def _read_pickle(content: bytes, path: Path) -> Any:
         return _Unpickler(io.BytesIO(content)).load()
     except _RefusedError as error:
         raise InputError(
-            f"{path} asks for {error}, which describes no weight and might run any code, so the "
-            "file is refused. If you trust it, save its weights as safetensors where torch is "
-            "installed."
+            f"{path} is refused: its pickle refers to {error}, which weights do not need and which "
+            "could run any code. If you trust the file, load it with torch and save its weights as "
+            "safetensors."
         ) from None
     except (
         *(pickle.UnpicklingError, EOFError, ValueError, LookupError),

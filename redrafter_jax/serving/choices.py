@@ -60,7 +60,7 @@ class Choice:
       tokenizer: the target's tokenizer.
       prompt: token ids of the prompt.
       stop: strings that end the answer.
-      gap: text that the chat template writes between the opening of an answer and its text; it is
+      gap: text that the chat template writes between the generation prompt and the answer; it is
         left out.
       spell: function from a token id to its spelling; by default the spelling of the tokenizer.
       min_tokens: number of tokens before stop strings are looked for.

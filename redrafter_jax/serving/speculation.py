@@ -43,10 +43,10 @@ class Speculation:
         self.calls.update(other.calls)
 
     def body(self, depth: int) -> dict[str, Any] | None:
-        """The JSON object; None if the server drafts nothing.
+        """Return the statistics as a JSON object, or None if the server drafts nothing.
 
         Args:
-          depth: maximum number of drafted tokens that a call can accept.
+          depth: maximum number of drafted tokens that one target call can accept.
         """
         if not depth:
             return None

@@ -33,7 +33,7 @@ class ChatFormat(NamedTuple):
     default_system: str | None = None
 
     def render(self, turns: Sequence[dict[str, Any]], opens: bool) -> str:
-        """The conversation as text; if `opens`, the opening of an answer follows.
+        """The conversation as text; if `opens`, the generation prompt follows.
 
         Raises:
           ValueError: user and assistant turns do not alternate. A system turn may precede them.

@@ -32,17 +32,17 @@ class NoTemplateError(InputError):
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template; `NO_TEMPLATE` stands for none, so that texts are continued as they are.
+    """A chat template. `NO_TEMPLATE` means that there is none: texts are continued as they are.
 
     Attributes:
       name: name of the template in errors. It is never a path, because clients of a server see it.
-      render: function that returns the text of a conversation. Its arguments are the turns, whether
-        the opening of an answer follows them, and keyword arguments of the template. It may raise
-        any error for turns that it refuses.
-      adds_special_tokens: whether the tokenizer adds special tokens, because the text has none.
+      render: function that returns the text of a conversation. Its arguments are the turns, a flag
+        that adds the generation prompt after them, and keyword arguments of the template. It may
+        raise any error for turns that it refuses.
+      adds_special_tokens: whether the tokenizer must add special tokens to the rendered text.
       end: the token that ends an answer, as text; None if it is unknown.
-      gap: text between the opening of an answer and the answer. In an answer, the target writes it;
-        in earlier turns, the template does.
+      gap: text between the generation prompt and the answer. The target writes it in the answer
+        that it generates; the template writes it in the answers of earlier turns.
       reads: names of the arguments that the template may read.
       thinks: whether the template handles reasoning between the marks of `THINKING`.
       tools: whether the template can write tools, tool calls and the results of calls.
@@ -219,7 +219,7 @@ def encode_turns(
     arguments: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """Tokenize a conversation, followed by the opening of an answer.
+    """Tokenize a conversation, followed by the generation prompt.
 
     Args:
       template: the chat template.

@@ -99,7 +99,10 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["steps", "slots=[160]"], "slots is 160, but the target has 128 positions; give fewer"),
         (["steps", "steps=10"], "slots is 32, too few for 10 steps of up to 4 tokens; give more"),
         (["tune", SAMPLINGS], r"1\.0, 1\.0, but a table has"),
-        (["tune", "batch_sizes=[1, 8]"], "batch_sizes has 8, but there are only 5 prompts; give"),
+        (
+            ["tune", "batch_sizes=[1, 8]"],
+            "batch_sizes includes 8, but there are only 5 prompts; give",
+        ),
         (["tune", "output=."], r"output is \., a folder; set output=FILE"),
         (["tune", "output=none/draft.yaml"], "the folder none is missing, set output=FILE"),
         (

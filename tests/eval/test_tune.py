@@ -348,5 +348,5 @@ def test_answers_of_one_token_are_nothing_to_tune_on(config: Path) -> None:
 
 
 def test_more_rows_than_prompts_are_refused(config: Path) -> None:
-    with pytest.raises(InputError, match=r"batch_sizes has 8, but there are only 4 prompts"):
+    with pytest.raises(InputError, match=r"batch_sizes includes 8, but there are only 4 prompts"):
         evaluate(["tune", "--config", str(config), "batch_sizes=[1,8]"])

@@ -81,7 +81,7 @@ def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
     # By a line, and from the stack as protocol 4 has it.
     for function in (named(module, name), text(module) + text(name) + b"\x93"):
         attack = b"\x80\x02}" + text("a") + function + arguments + b"s."
-        with pytest.raises(InputError, match=rf"asks for '{module}\.{name}', which describes no"):
+        with pytest.raises(InputError, match=rf"refers to '{module}\.{name}', which weights do"):
             read_described(tmp_path, attack)
     assert not marker.exists()
 
@@ -89,8 +89,8 @@ def test_what_a_pickle_may_ask_for_is_named_and_nothing_is_run(
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [
-        (b"(ios\nsystem\n", "asks for the pickle instruction INST, which"),
-        (b"0", "asks for the pickle instruction POP, which"),
+        (b"(ios\nsystem\n", "refers to the pickle instruction INST, which"),
+        (b"0", "refers to the pickle instruction POP, which"),
         (b"\xff", r"is damaged: its data\.pkl"),
         (named("torch", "FloatStorage") + b"K\x03\x85R", "a call of 'torch.FloatSt"),
         (b"K\x03)R", r"data\.pkl cannot be read \('int' object is not callable"),

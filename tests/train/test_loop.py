@@ -283,9 +283,10 @@ def test_medusa_heads_are_trained_tried_and_kept_as_they_are_at_that_step(
         ({"resume": "never"}, "already holds checkpoint 40"),
         (
             {"steps": 20},
-            "holds a run with steps 40 (now 20); steps may only grow after all 40 are taken; use",
+            "holds a run with other settings: steps 40 (now 20); steps may only grow after all 40 "
+            "are taken; use",
         ),
-        ({"seed": 1}, "holds a run with seed 0 (now 1); use another output_dir"),
+        ({"seed": 1}, "holds a run with other settings: seed 0 (now 1); use another output_dir"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(

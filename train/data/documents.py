@@ -204,7 +204,7 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
     if not documents:
         why = f"all {total} records are left out: {reasons}" if total else "it has no records"
         raise InputError(
-            f"{loaded.name} has nothing to train on: {why}. Change its data, or leave the source "
+            f"{loaded.name} has nothing to train on: {why}. Change its data, or leave this source "
             "out."
         )
     refuse_many_skips(loaded.name, skips, total, settings)

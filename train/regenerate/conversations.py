@@ -168,7 +168,13 @@ def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: objec
 
 
 class RecordedConversation(NamedTuple):
-    """A recorded conversation whose answers are rewritten; `opening` is its first prompt."""
+    """A recorded conversation, whose answers the target replaces by its own.
+
+    Attributes:
+      place: the conversation's file and line.
+      turns: turns of the conversation.
+      opening: tokens of the first prompt.
+    """
 
     place: str
     turns: list[Turn]

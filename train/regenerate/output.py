@@ -25,10 +25,10 @@ class Item(NamedTuple):
 
     Attributes:
       seed: the seed, which is also the item's number.
-      identity: the first fields of each of the item's rows: everything that the rows depend on
-        except the models.
-      opening: the tokens that the first row begins with, empty if unknown; they carry no loss, and
-        the next token does.
+      identity: fields that every record of the item begins with. They state all that the records
+        depend on, apart from the models.
+      opening: the tokens that the first record begins with; empty if unknown. They carry no loss;
+        the token after them carries loss.
     """
 
     seed: int
