@@ -9,9 +9,9 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from pallas_kernels.add_norm.plan import why_unsupported
+from pallas_kernels.add_norm.plan import THREADS, WARPGROUPS, why_unsupported
 from pallas_kernels.add_norm.reference import reference
-from pallas_kernels.dispatch import Implementation, dispatch
+from pallas_kernels.dispatch import Implementation, current_device, dispatch, why_not_hopper
 
 
 def add_norm(
@@ -61,6 +61,11 @@ def add_norm(
         unsupported=why_unsupported,
         kernel=kernel,
     )
+
+
+def has_kernel(width: int) -> bool:
+    """Whether 16-bit rows of this width take the kernel on the device in use."""
+    return why_not_hopper(current_device()) is None and width % (WARPGROUPS * THREADS) == 0
 
 
 def _check_shapes(x: Any, parts: Any, weight: Any) -> None:

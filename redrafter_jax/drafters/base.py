@@ -79,7 +79,8 @@ class Drafter(ABC):
     def apart(self) -> "Drafter":
         """The drafter in a form that needs no target layers of the cache, for other devices.
 
-        A drafter that attends to the target's layers returns a drafter with layers of its own.
+        A drafter that attends to the target's layers returns a drafter with layers of its own. The
+        devices may be a mesh, so weights that were prepared for one device are left out.
         """
         return self
 

@@ -123,6 +123,13 @@ class RecurrentDrafter(HeadDrafter):
         head.join_cell()
         return replace(prepared, model=Model.split(model.config, head))
 
+    def apart(self) -> "RecurrentDrafter":
+        head: RecurrentHead = self.model.merge()
+        if not hasattr(head, "rnn_joined"):
+            return self
+        del head.rnn_joined
+        return replace(self, model=Model.split(self.model.config, head))
+
     def empty(self, target: Decoder, rows: int) -> Float[Array, "B own"]:
         if not self.config.attention:
             return super().empty(target, rows)

@@ -37,7 +37,7 @@ Tree = TypeVar("Tree")
 
 
 # Gains of the rows of a program, and which of these rows have ended.
-Outcome = tuple[Gains, Bool[Array, " G"]]
+Outcome = tuple[Gains, Bool[Array, " _"]]
 
 
 class Chunk(NamedTuple):

@@ -87,10 +87,11 @@ class Engine:
         platform's default.
       prefill_rows: number of prompts that are read together, on each shard along `data`. If it is
         more than 1, prompts wait for each other while rows decode.
-      prefill_joins: whether a chunk of a prompt is read in the same target pass as one decode step,
-        without a draft, of the decoding rows, so that each weight is read once for both. Rows with
-        a grammar, penalties or scored prompt tokens do not join. None uses the platform's default:
-        True except on CPUs, where nothing is gained.
+      prefill_joins: whether a chunk of a prompt is read in the same target pass as one decode step
+        of the decoding rows, so that each weight is read once for both; that step drafts nothing.
+        While a row has a grammar, penalties or scored prompt tokens, the passes stay apart. None
+        joins them except on CPUs, where nothing is gained, and where fewer than P - 1 steps are
+        made per call, for a step with a draft may then be worth more.
       row_counts: batch sizes besides B for which decoding is compiled, so that a few active rows
         cost less than B rows. None uses the batch sizes of the table of trees, or without a table
         the mesh's `data`.
@@ -160,11 +161,14 @@ class Engine:
         self._queue_limit = queue_limit
         self._stop_tokens = tuple(config.eos_token_ids if stop_tokens is None else stop_tokens)
         self._top = top_log_probs
-        self._prefill_joins = joins_steps() if prefill_joins is None else prefill_joins
-        self._prefill_joins &= mirror is None
         self._clock = clock
         cache_slots = slots_for(context_length, self.longest_path)
         self.steps_per_call = steps_per_call or cache_slots
+        if prefill_joins is None:
+            # Over s steps, joining saves one pass and gives up one draft. This is faster while the
+            # acceptance length, which is at most P, is below s + 1.
+            prefill_joins = joins_steps() and self.steps_per_call + 1 >= self.longest_path
+        self._prefill_joins = prefill_joins and mirror is None
         width = pages_for(cache_slots)
         pages = slots // shards * width
         if cache_memory is not None:

@@ -14,7 +14,7 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.parallel.links import Follower, Leader
-from redrafter_jax.text.grammars import GrammarCompiler
+from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 
 # Grammars that a follower compiles at a time, and remembers to have been announced.
 _COMPILERS, _ANNOUNCED = 2, 16
@@ -137,16 +137,25 @@ class FollowingEngine(LedEngine):
         Raises:
           LostProcessError: the leading process is gone.
         """
-        with ThreadPoolExecutor(_COMPILERS) as pool:
-            compiled = lru_cache(_ANNOUNCED)(partial(pool.submit, grammars.compile_stated))
-            self._follower.hear_hints(lambda stated: compiled(*stated))
+        pool = ThreadPoolExecutor(_COMPILERS)
+        compiled = lru_cache(_ANNOUNCED)(partial(pool.submit, grammars.compile_stated))
+
+        def grammar_of(stated: tuple[str, str]) -> CompiledGrammar:
+            future = compiled(*stated)
+            # A grammar that others are compiled before is compiled here.
+            return grammars.compile_stated(*stated) if future.cancel() else future.result()
+
+        self._follower.hear_hints(lambda stated: compiled(*stated))
+        try:
             self.warm_up()
             while (turn := self._follower.hear()) is not None:
                 for call in turn.calls:
                     if isinstance(call, int):
                         self.cancel(call)
                         continue
-                    grammar = call.grammar and compiled(*call.grammar).result()
+                    grammar = call.grammar and grammar_of(call.grammar)
                     self.submit(call.request._replace(grammar=grammar))
                 self._now = turn.now
                 self.advance(turn.passes, turn.steps)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

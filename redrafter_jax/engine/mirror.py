@@ -61,8 +61,14 @@ def check_mirror(
             "tree is a table of trees, but mirror drafts one tree; give a TreeConfig, or on the "
             "command line an option of the tree, such as --draft-rounds."
         )
-    if isinstance(drafter, RootOnly) or tree is None:
+    if isinstance(drafter, RootOnly):
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
+    if tree is None:
+        raise InputError(
+            "mirror is given, but the tree is the root alone, as in a table where no tree beats the "
+            "baseline; give a TreeConfig, or on the command line an option of the tree, such as "
+            "--draft-rounds."
+        )
     if tree.mean_nodes is not None:
         raise InputError(
             f"TreeConfig.mean_nodes is {tree.mean_nodes}, but mirror does not share nodes between "

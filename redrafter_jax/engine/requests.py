@@ -229,6 +229,8 @@ def check_mirrored(requests: Iterable[Request]) -> None:
             for name, value in settings.items()
             if value and value != getattr(SamplingConfig, name)
         ]
+        if one.sampling.adjusts and not given:
+            given.append("settings that depend on the text")
         if one.grammar is not None:
             given.append("a grammar")
         if given:

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num, Shaped
 
 from pallas_kernels.add_norm import add_norm as add_norm
+from pallas_kernels.add_norm import has_kernel
 from pallas_kernels.dispatch import fewest_rows
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce, has_others, shard_start
@@ -96,6 +97,8 @@ def product_in_parts(
     (B, T, inputs), fewest = x.shape, fewest_rows()
     few = 1 < fewest <= B * T <= _MOST_ROWS
     if not few or isinstance(weight, QuantizedWeight) or x.dtype == jnp.float32 or has_others():
+        return None
+    if not has_kernel(weight.shape[1]):
         return None
     if inputs % (16 * _PARTS):
         return None

@@ -8,6 +8,7 @@ minutes.
 import errno
 import hmac
 import json
+import logging
 import pickle
 import secrets
 import socket
@@ -22,6 +23,8 @@ import jax
 
 from redrafter_jax.errors import InputError
 from redrafter_jax.parallel.processes import bytes_from_first, is_first
+
+_log = logging.getLogger(__name__)
 
 # Seconds to wait for the connections, and for a new connection to prove that it knows the key.
 _PATIENCE, _HELLO_SECONDS = 60.0, 5.0
@@ -212,7 +215,10 @@ class Follower:
                     self._heard.put(message)
                     return
                 if isinstance(message, Hint):
-                    self._on_hint(message.content)
+                    try:
+                        self._on_hint(message.content)
+                    except Exception:  # a lost hint costs time, a lost listener everything
+                        _log.exception("A hint of process 0 was not taken.")
                 else:
                     self._heard.put(message)
 

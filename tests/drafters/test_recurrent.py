@@ -86,6 +86,10 @@ def test_on_a_gpu_the_cells_two_weights_are_one(monkeypatch: pytest.MonkeyPatch)
     others = [random_drafter(gru), quantize_model(plain, Quantization("int8"))]
     assert not any(hasattr(prepared(other), "rnn_joined") for other in others)
     assert not hasattr(plain.merge(), "rnn_joined")
+    # Devices of the drafter's own may split W and U.
+    [apart] = as_drafter(plain).prepare(lender).apart().models
+    assert not hasattr(apart.merge(), "rnn_joined")
+    np.testing.assert_array_equal(apart.merge().rnn_w.kernel[...], plain.merge().rnn_w.kernel[...])
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -1,6 +1,7 @@
 """Engines that lead and follow, within one process: the same calls, and the same choices."""
 
 import pickle
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -96,7 +97,8 @@ def plain(events: list[list[Event]]) -> Any:
 def test_a_follower_decides_what_the_leader_does_through_cancels_and_deadlines(
     habitual_target: Target, good_drafter: LoadedHead
 ) -> None:
-    wire, leader, follower = pair(habitual_target, good_drafter, queue_limit=9)
+    options = {"queue_limit": 9, "prefill_joins": True}
+    wire, leader, follower = pair(habitual_target, good_drafter, **options)
     leader.warm_up()
     requests = make_requests(0, 12)
     events = []
@@ -214,6 +216,34 @@ def test_a_grammar_is_compiled_when_it_is_announced_and_not_again_in_its_turn(
     with patch.object(follower, "warm_up", announced):
         follower.follow(grammars)
     assert grammars.compile_stated.mock_calls == [call("regex", "a+"), call("regex", "b+")]
+
+
+def test_a_turn_does_not_wait_for_grammars_that_were_announced_before_its_own(
+    habitual_target: Target, good_drafter: LoadedHead
+) -> None:
+    wire, leader, follower = pair(habitual_target, good_drafter)
+    leader.warm_up(lambda ready, programs: False)
+    wire.tell(Turn([Submitted(Request([1], 1, 0), ("regex", "b+"))], 1, None, 0.0))
+    wire.tell(None)
+    grammars, ended = Mock(spec=GrammarCompiler), threading.Event()
+
+    def compile_stated(name: str, stated: str) -> None:
+        assert stated == "b+" or ended.wait(60)
+
+    grammars.compile_stated.side_effect = compile_stated
+    heard = follower.warm_up
+
+    def announced(proceed: Any = None) -> None:
+        heard()
+        for stated in ("a+", "aa+", "b+"):  # more than are compiled at a time
+            follower._follower._on_hint(("regex", stated))
+
+    try:
+        with patch.object(follower, "warm_up", announced):
+            follower.follow(grammars)
+        assert len(follower.events) == 1
+    finally:
+        ended.set()
 
 
 def test_grammars_are_sent_as_they_are_stated() -> None:

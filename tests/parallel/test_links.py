@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,6 +78,10 @@ def test_hints_are_heard_aside_while_nobody_asks_for_messages(job: Job) -> None:
     for number, follower in job.followers.items():
         assert [follower.hear(), follower.hear()] == ["a", "b"]
         assert hints[number].get(timeout=SECONDS) == "more"
+    job.followers[1].hear_hints(Mock(side_effect=RuntimeError("can't start new thread")))
+    job.leader.hint("whose taking fails")
+    job.leader.tell("c")
+    assert job.followers[1].hear() == "c", "messages are heard on"
     job.kill(1)
     assert job.leader.wait_for_loss(SECONDS) is not None
     job.leader.hint("to nobody")

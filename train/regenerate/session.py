@@ -47,6 +47,8 @@ def make_engine(
         steps_per_call=STEPS,
         prefill_chunk=min(max(_PASS_TOKENS // (group * shards), 1), _LONGEST_CHUNK),
         prefill_rows=group,
+        # A row's steps are then the same program whatever other rows do, and round alike.
+        prefill_joins=False,
         row_counts=(),
     )
 
