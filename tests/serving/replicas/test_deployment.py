@@ -18,7 +18,7 @@ def deployments(
     """The deployments of the front and of the engines, where this much of a cluster is free."""
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
     monkeypatch.setattr("ray.available_resources", lambda: free)
-    front = application(options)._bound_deployment
+    front = application({"host": "0.0.0.0"} | options)._bound_deployment
     return front, front.init_args[0]._bound_deployment
 
 
@@ -54,6 +54,34 @@ def test_an_update_starts_one_replica_more_where_there_is_room(
     # Percent of the replicas, of which Ray Serve rounds any up to a whole one.
     assert (engines._deployment_config.max_surge_percent > 0) == is_room
     assert front._deployment_config.max_surge_percent > 0, "it reserves nothing"
+
+
+def test_without_a_host_that_the_guard_goes_by_a_file_is_refused(folders: PairFolders) -> None:
+    options: dict[str, Any] = {"target": folders.target, "drafter": folders.drafter, "host": None}
+    with pytest.raises(InputError, match="args has no host, .*; give the host of http_options"):
+        application(options)
+
+
+def test_a_file_for_everyone_without_a_key_gets_a_warning(
+    folders: PairFolders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("REDRAFTER_API_KEY", raising=False)
+    options: dict[str, Any] = {"target": folders.target, "drafter": folders.drafter}
+    front, _ = deployments(monkeypatch, {}, **options)
+    assert front.init_args[1].host == "0.0.0.0"
+    assert "Anyone who can reach 0.0.0.0 may send requests" in capsys.readouterr().err
+
+
+def test_false_and_null_in_a_file_leave_an_option_out_and_lists_are_refused(
+    folders: PairFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"target": folders.target, "drafter": folders.drafter}
+    options |= {"no-drafter": False, "log-prompts": False, "api-key": None, "slots": None}
+    _, engines = deployments(monkeypatch, {}, **options)
+    _, limits, logs_prompts = engines.init_args
+    assert (limits.slots, logs_prompts) == (8, False)
+    with pytest.raises(InputError, match=r"slots in args is \[2, 4\]; it must be a single value"):
+        deployments(monkeypatch, {}, **options | {"slots": [2, 4]})
 
 
 def test_a_wrong_option_in_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
