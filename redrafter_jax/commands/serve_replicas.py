@@ -24,6 +24,11 @@ from redrafter_jax.files.target_files import open_target
 from redrafter_jax.parallel.cluster import is_own
 from redrafter_jax.serving.replicas.deployment import Cluster, Endpoint, make_application
 from redrafter_jax.serving.server import listen
+from redrafter_jax.text.chat_formats import FORMATS
+from redrafter_jax.text.chat_template import NONE, OWN
+
+# Values of --chat-template that are not the paths of files.
+_TEMPLATES = (NONE, OWN, *FORMATS)
 
 
 def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
@@ -88,9 +93,11 @@ def _check_files(arguments: argparse.Namespace) -> None:
     files = open_target(arguments.target)
     find_drafting(arguments, files)
     warn_if_no_chat(arguments, load_prompt_format(arguments, files, ["Hello"]))
-    for option in ("target", "drafter"):
+    for option, names in (("target", ()), ("drafter", ()), ("chat_template", _TEMPLATES)):
         given = getattr(arguments, option)
-        if given is not None and Path(given).exists():  # replicas run in another working folder
+        if given is None or given in names:
+            continue
+        if Path(given).exists():  # replicas run in another working folder
             setattr(arguments, option, str(Path(given).resolve()))
 
 
