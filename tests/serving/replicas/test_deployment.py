@@ -52,7 +52,10 @@ def test_options_of_the_command_make_an_application_of_ray_serve(
     ],
 )
 def test_an_update_starts_one_replica_more_where_there_is_room(
-    folders: PairFolders, monkeypatch: pytest.MonkeyPatch, free: list[dict[str, float]], is_room: bool
+    folders: PairFolders,
+    monkeypatch: pytest.MonkeyPatch,
+    free: list[dict[str, float]],
+    is_room: bool,
 ) -> None:
     options: dict[str, Any] = {"target": folders.target, "drafter": folders.drafter}
     front, engines = deployments(monkeypatch, *free, **options, replicas=4)
@@ -63,7 +66,7 @@ def test_an_update_starts_one_replica_more_where_there_is_room(
 
 def test_without_a_host_that_the_guard_goes_by_a_file_is_refused(folders: PairFolders) -> None:
     options: dict[str, Any] = {"target": folders.target, "drafter": folders.drafter, "host": None}
-    with pytest.raises(InputError, match="args has no host, .*; give the host of http_options"):
+    with pytest.raises(InputError, match=r"args has no host, .*; give the host of http_options"):
         application(options)
 
 
