@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -86,6 +85,12 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+def _is_over(process: Popen[Any], log: Path) -> bool:
+    """False while the process runs; its end fails the test."""
+    assert process.poll() is None, log.read_text()
+    return False
+
+
 def train_with_two_workers(
     *words: str, kill_when: Callable[[], bool] | None = None, program: str | None = None
 ) -> str:
@@ -101,10 +106,8 @@ def train_with_two_workers(
             command, cwd=ROOT, env=os.environ | SLOW, stdout=subprocess.DEVNULL, stderr=log
         )
         try:
-            while kill_when is not None and not kill_when():
-                assert process.poll() is None, told.read_text()
-                time.sleep(0.01)
             if kill_when is not None:
+                wait_until(lambda: kill_when() or _is_over(process, told))
                 os.kill(max(processes_below(process, b"ray::_Worker")), signal.SIGKILL)
             process.wait(timeout=600)
         finally:

@@ -1,5 +1,8 @@
 """Workers that share a command's work: features, and what is refused."""
 
+# The extra `ray` may be missing.
+# pyright: reportMissingImports=false
+
 import sys
 from importlib.util import find_spec
 from pathlib import Path
