@@ -70,12 +70,14 @@ class WorkerSettings(Settings):
     Attributes:
       workers: number of workers that share the work, each a process of Ray with the models loaded;
         the output is that of one process. null: this process does the work alone.
-      worker_cpus: CPUs that Ray reserves for each worker. It also reserves a GPU for each device of
-        the mesh, if the cluster has GPUs.
+      worker_cpus: CPUs that Ray reserves for each worker.
+      worker_gpus: GPUs that Ray reserves for each worker; null: one for each device of the mesh, if
+        the cluster has GPUs now.
     """
 
     workers: PositiveInt | None = None
     worker_cpus: PositiveFloat = 1.0
+    worker_gpus: NonNegativeFloat | None = None
 
 
 class RegenerateSettings(WorkerSettings):

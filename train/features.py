@@ -69,6 +69,8 @@ class FeaturesSettings(TrainSettings, WorkerSettings):
 def features(arguments: Sequence[str]) -> None:
     """Write the features of a training run's data, or the shards that are missing.
 
+    With `workers`, JAX uses only the CPU in this process from then on; see `prepare`.
+
     Raises:
       InputError: the settings, the target or the data cannot be used, the folder holds other
         features, or the disk has no room for them.

@@ -14,7 +14,15 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from rich.console import Console
 
 from redrafter_jax.errors import InputError
@@ -31,6 +39,8 @@ Result = TypeVar("Result")
 
 # A run ends after this many losses in succession of a worker that gave no result between them.
 _MOST_LOSSES = 3
+# Errors of Ray that mean that a worker, or a result that it held, is lost.
+_LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
 
 
 class _Worker(Generic[Loaded]):
@@ -68,9 +78,16 @@ class RayWorkers(Workers[Loaded]):
         assert settings.workers is not None
         join_cluster()
         cluster = ray.cluster_resources()
-        gpus = mesh.data * mesh.model if cluster.get("GPU") else 0
+        gpus = settings.worker_gpus
+        if gpus is None:
+            gpus = mesh.data * mesh.model if cluster.get("GPU") else 0
         if is_own():  # another may have machines that are still to start
             check_room(settings, gpus, cluster)
+        print_line(
+            Console(stderr=True),
+            f"{settings.workers} workers, each of which reserves {settings.worker_cpus:g} CPUs and "
+            f"{gpus:g} GPUs",
+        )
         options: Any = {"num_cpus": settings.worker_cpus, "num_gpus": gpus}
         self._kind: Any = ray.remote(**options)(_Worker)
         self._load: Any = ray.put(load)
@@ -84,7 +101,7 @@ class RayWorkers(Workers[Loaded]):
                 return ray.get(self._actors[0].ask.remote(question))
             except RayTaskError as error:
                 raise _cause(error) from None
-            except RayError as error:
+            except _LOST as error:
                 self._replace(0, error)
 
     def share(
@@ -110,7 +127,7 @@ class RayWorkers(Workers[Loaded]):
                     return
                 except RayTaskError as error:
                     raise _cause(error) from None
-                except RayError as error:
+                except _LOST as error:
                     self._replace(worker, error)
                     streams[worker] = stream(worker)
             given[worker] += 1
@@ -141,11 +158,11 @@ def end() -> None:
     ray.shutdown()
 
 
-def check_room(settings: WorkerSettings, gpus: int, cluster: Mapping[str, float]) -> None:
+def check_room(settings: WorkerSettings, gpus: float, cluster: Mapping[str, float]) -> None:
     """Refuse more workers than this machine has CPUs or GPUs for, which Ray would wait for."""
     for name, each, way_out in (
         ("CPU", settings.worker_cpus, "workers or worker_cpus"),
-        ("GPU", gpus, "workers or the mesh"),
+        ("GPU", gpus, "workers, worker_gpus or the mesh"),
     ):
         needed, there = each * (settings.workers or 0), cluster.get(name, 0)
         if needed > there:

@@ -59,7 +59,11 @@ class OneProcess(Workers[Loaded]):
 def prepare(settings: WorkerSettings) -> None:
     """Refuse workers without Ray or in a job of several processes; leave the devices to workers.
 
-    To be called before JAX looks for devices.
+    With workers, JAX uses only the CPU in this process from then on: this sets `jax_platforms`. To
+    be called before JAX looks for devices.
+
+    Raises:
+      InputError: workers cannot be used, or JAX already uses other devices in this process.
     """
     if settings.workers is None:
         return
@@ -77,7 +81,15 @@ def prepare(settings: WorkerSettings) -> None:
             "workers, this process does the work alone."
         ) from None
     # This process would take most of a GPU's memory from a worker.
+    before = jax.config.jax_platforms
     jax.config.update("jax_platforms", "cpu")
+    if (backend := jax.default_backend()) != "cpu":
+        jax.config.update("jax_platforms", before)
+        raise InputError(
+            f"workers is {settings.workers}, but JAX already uses the {backend.upper()} in this "
+            "process, which would keep its memory from the workers; run the command in a process "
+            "of its own."
+        )
 
 
 @contextmanager

@@ -17,12 +17,18 @@ from redrafter_jax.commands.options import find_drafting, load_prompt_format
 from redrafter_jax.commands.parser import read_arguments
 from redrafter_jax.commands.served import load_served, warn_if_no_chat, warn_if_open
 from redrafter_jax.commands.terminal import log
+from redrafter_jax.config.limits import is_not
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.target_files import open_target
 from redrafter_jax.parallel.cluster import is_own
 from redrafter_jax.serving.replicas.deployment import Cluster, Endpoint, make_application
 from redrafter_jax.serving.server import listen
+from redrafter_jax.text.chat_formats import FORMATS
+from redrafter_jax.text.chat_template import NONE, OWN
+
+# Values of --chat-template that are not the paths of files.
+_TEMPLATES = (NONE, OWN, *FORMATS)
 
 
 def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaConfig) -> None:
@@ -57,17 +63,27 @@ def application(options: dict[str, Any]) -> Application:
     """The application of these options of `redrafter serve`, for Ray Serve's configuration files.
 
     A file names this function as `import_path` and has the options as `args`, such as
-    `{"target": "/models/target", "slots": 8}`; a flag has the value true. The address is that of
-    Ray Serve's `http_options`.
+    `{"target": "/models/target", "host": "0.0.0.0", "slots": 8}`. A flag has the value true; what
+    is false or null is left out. Ray Serve listens at the address of `http_options`; `host` repeats
+    it, because by default the endpoint answers only requests that name this machine.
 
     Raises:
-      InputError: an option or a file cannot be used.
+      InputError: `host` is missing, or an option or a file cannot be used.
     """
     words = ["serve"]
     for name, value in options.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        if isinstance(value, list):
+            raise InputError(f"{name} in args {is_not(value, 'a single value, not a list')}.")
+        if value is not None and value is not False:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    if "--host" not in words:
+        raise InputError(
+            "args has no host, without which the endpoint would refuse requests from other "
+            "machines; give the host of http_options, such as host: 0.0.0.0."
+        )
     arguments = read_arguments(words)
     _check_files(arguments)
+    warn_if_open(arguments)
     limits, replicas = config_of(ServeConfig, arguments), config_of(ReplicaConfig, arguments)
     return _application(arguments, limits, replicas)
 
@@ -77,9 +93,11 @@ def _check_files(arguments: argparse.Namespace) -> None:
     files = open_target(arguments.target)
     find_drafting(arguments, files)
     warn_if_no_chat(arguments, load_prompt_format(arguments, files, ["Hello"]))
-    for option in ("target", "drafter"):
+    for option, names in (("target", ()), ("drafter", ()), ("chat_template", _TEMPLATES)):
         given = getattr(arguments, option)
-        if given is not None and Path(given).exists():  # replicas run in another working folder
+        if given is None or given in names:
+            continue
+        if Path(given).exists():  # replicas run in another working folder
             setattr(arguments, option, str(Path(given).resolve()))
 
 

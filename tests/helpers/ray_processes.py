@@ -6,8 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
@@ -86,22 +85,29 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def train_with_two_workers(*words: str, kill_when: str | None = None) -> str:
-    """Run a command of `train`; when stderr has these words, one of its workers is killed.
+def _is_over(process: Popen[Any], log: Path) -> bool:
+    """False while the process runs; its end fails the test."""
+    assert process.poll() is None, log.read_text()
+    return False
 
-    Returns what the command wrote on stderr.
+
+def train_with_two_workers(
+    *words: str, kill_when: Callable[[], bool] | None = None, program: str | None = None
+) -> str:
+    """Run a command of `train`; when `kill_when` holds, one of its workers is killed.
+
+    With `program`, this Python is run in place of `train`. Returns what was written on stderr.
     """
-    command = [sys.executable, "-m", "train", *words, "workers=2", "worker_cpus=0.5"]
+    start = ["-m", "train"] if program is None else ["-c", program]
+    command = [sys.executable, *start, *words, "workers=2", "worker_cpus=0.5"]
     with tempfile.NamedTemporaryFile() as log:
         told = Path(log.name)
         process = Popen(
             command, cwd=ROOT, env=os.environ | SLOW, stdout=subprocess.DEVNULL, stderr=log
         )
         try:
-            while kill_when is not None and kill_when not in told.read_text():
-                assert process.poll() is None, told.read_text()
-                time.sleep(0.01)
             if kill_when is not None:
+                wait_until(lambda: kill_when() or _is_over(process, told))
                 os.kill(max(processes_below(process, b"ray::_Worker")), signal.SIGKILL)
             process.wait(timeout=600)
         finally:

@@ -88,6 +88,8 @@ def regenerate(
     With `prompts: self` and without workers, `is_late` is called regularly with the amount written;
     once it returns True, the texts in progress are cut and the run ends.
 
+    With `workers`, JAX uses only the CPU in this process from then on; see `prepare`.
+
     Raises:
       InputError: the settings, the data, the models or the existing output cannot be used.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray._private.state import available_resources_per_node  # public are only the sums of machines
 from ray.serve.config import RequestRouterConfig
 
 from redrafter_jax.config.serving import ReplicaConfig, ServeConfig
@@ -115,11 +116,13 @@ def make_application(
 def _surge(cpus: float, gpus: float) -> int:
     """Percent of the replicas that an update starts before it ends others.
 
-    If the cluster has no room for one more, the update would wait for room forever, so it has to
-    end a replica first.
+    If no machine has room for one more, the update would wait for room forever, so it has to end a
+    replica first.
     """
-    free = ray.available_resources()
-    return _ONE_MORE if free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus else 0
+    for free in available_resources_per_node().values():  # a replica is on one machine
+        if free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus:
+            return _ONE_MORE
+    return 0
 
 
 class Cluster:

@@ -1,6 +1,5 @@
 """By real Ray on this machine: more replicas while requests wait."""
 
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +9,7 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 
 from engine_runs import ROOM, decoded_alone
 from ray_processes import engines_of, served_by_replicas
-from servers import HTTP
+from servers import HTTP, measured, wait_until
 from tiny_folders import PairFolders, decode
 
 from redrafter_jax.models.target import Target
@@ -70,6 +69,12 @@ def assert_all_answered(told: dict[int, tuple[int, str]], target: Target) -> Non
         assert told[number][1] == decode(tokens)
 
 
+def replicas_with_answers(base: str) -> set[str]:
+    """The replicas that count tokens of answers."""
+    name = "redrafter_completion_tokens_total{"
+    return {told for told, value in measured(base).items() if told.startswith(name) and value > 0}
+
+
 def test_a_replica_is_added_while_requests_wait(
     folders: PairFolders, habitual_target: Target
 ) -> None:
@@ -77,6 +82,9 @@ def test_a_replica_is_added_while_requests_wait(
     with served_by_replicas(*options) as (base, process):
         assert len(engines_of(process)) == 1
         clients = Clients(base)
-        while len(engines_of(process)) == 1:
-            time.sleep(1)
-        assert_all_answered(clients.stop(), habitual_target)
+        try:
+            wait_until(lambda: len(engines_of(process)) == 2)
+            wait_until(lambda: len(replicas_with_answers(base)) == 2)
+        finally:
+            told = clients.stop()
+        assert_all_answered(told, habitual_target)
