@@ -14,7 +14,7 @@ from redrafter_jax.config import TreeConfig
 from redrafter_jax.engine.engine import Engine
 from redrafter_jax.engine.messages import Event, Request
 from redrafter_jax.parallel.links import Follower, Leader
-from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
+from redrafter_jax.text.grammars import GrammarCompiler
 
 # Grammars that a follower compiles at a time, and remembers to have been announced.
 _COMPILERS, _ANNOUNCED = 2, 16
@@ -140,7 +140,7 @@ class FollowingEngine(LedEngine):
         pool = ThreadPoolExecutor(_COMPILERS)
         compiled = lru_cache(_ANNOUNCED)(partial(pool.submit, grammars.compile_stated))
 
-        def grammar_of(stated: tuple[str, str]) -> CompiledGrammar:
+        def grammar_of(stated: tuple[str, str]) -> Any:
             future = compiled(*stated)
             # A grammar that others are compiled before is compiled here.
             return grammars.compile_stated(*stated) if future.cancel() else future.result()

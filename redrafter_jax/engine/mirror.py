@@ -65,8 +65,8 @@ def check_mirror(
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
     if tree is None:
         raise InputError(
-            "mirror is given, but the tree is the root alone, as in a table where no tree beats the "
-            "baseline; give a TreeConfig, or on the command line an option of the tree, such as "
+            "mirror is given, but the tree is the root alone, as in a table where no tree beats "
+            "the baseline; give a TreeConfig, or on the command line an option of the tree, such as "
             "--draft-rounds."
         )
     if tree.mean_nodes is not None:
