@@ -66,7 +66,7 @@ def check_mirror(
     if tree is None:
         raise InputError(
             "mirror is given, but the tree is the root alone, as in a table where no tree beats "
-            "the baseline; give a TreeConfig, or on the command line an option of the tree, such as "
+            "the baseline; give a TreeConfig, or on the command line an option of the tree such as "
             "--draft-rounds."
         )
     if tree.mean_nodes is not None:
