@@ -49,7 +49,7 @@ def test_it_answers_with_the_texts_of_plain_decoding(base: str, more: dict[str, 
         pair()[0],
         [encode(end_tokenizer(), "hello")] * len(choices),
         max_new_tokens=20,
-        sampling=SamplingConfig(more.get("temperature", 1)),
+        sampling=SamplingConfig(float(more.get("temperature", 1))),
         eos_token_ids=[END],
     )
     told = [[token["token"] for token in choice["draft_trace"]] for choice in choices]
