@@ -10,7 +10,6 @@ from redrafter_jax.decoding.accept import decide, is_stop
 from redrafter_jax.drafters.base import Drafter
 from redrafter_jax.drafters.tree import merge_trees, pad_nodes, root_tree, share_nodes
 from redrafter_jax.models.cache import commit, first_layers, join_layers, split_layers
-from redrafter_jax.models.packed import forward_nodes, forward_tree_and_chunk
 from redrafter_jax.models.target import Decoder, Passed, Target
 from redrafter_jax.parallel.mesh import per_shard
 from redrafter_jax.sampling import draw_noise
@@ -142,6 +141,8 @@ def verify(
     """
     target_layers, _ = split_layers(cache, len(decoder.layers))
     if nodes is not None:
+        from redrafter_jax.models.packed import forward_nodes
+
         return forward_nodes(decoder, tree, target_layers, nodes, context_layers)
     return decoder.tree_forward(tree, target_layers, context_layers)
 
@@ -155,6 +156,8 @@ def verify_with_chunk(
     context_layers: tuple[int, ...] = (),
 ) -> tuple[Verified, Passed]:
     """Run `verify`, and the pass of `read_chunk` over prompts of other rows, as one pass."""
+    from redrafter_jax.models.packed import forward_tree_and_chunk
+
     target_layers, _ = split_layers(cache, len(decoder.layers))
     chunk_layers, _ = split_layers(chunk_cache, len(decoder.layers))
     return forward_tree_and_chunk(decoder, tree, target_layers, chunk, chunk_layers, context_layers)

@@ -17,7 +17,6 @@ from redrafter_jax.decoding.read import chunk_length, joins_steps, lookahead
 from redrafter_jax.drafters.base import Drafter, LoadedHead
 from redrafter_jax.engine.chunks import idle_row, make_row
 from redrafter_jax.engine.gains import Gains
-from redrafter_jax.engine.memory import cache_costs, pages_in
 from redrafter_jax.engine.messages import (
     Counters,
     Event,
@@ -172,6 +171,8 @@ class Engine:
         width = pages_for(cache_slots)
         pages = slots // shards * width
         if cache_memory is not None:
+            from redrafter_jax.engine.memory import cache_costs, pages_in
+
             check_size(cache_memory, "cache_memory")
             pages = pages_in(cache_memory, cache_costs(target, bound, trees, mirror, slots))
             longest = pages * PAGE + 1  # the last token is not cached

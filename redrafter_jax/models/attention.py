@@ -1,11 +1,10 @@
 """Attention of the target; the only module that imports the kernels of attention and its cache."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels.tree_attention import PAGE as PAGE
 from pallas_kernels.tree_attention import tree_attention as tree_attention
-from pallas_kernels.write_rows import write_rows as write_rows
 
 # Queries per block. Blocks bound the scores to [B, Q, 128, T], and skip the keys after the block.
 _BLOCK = 128
@@ -80,3 +79,15 @@ def _causal_block(
         )
     total = weights.sum(axis=-1).transpose(0, 3, 1, 2)[..., None]
     return (weighted / total).reshape(B, block, Q, H).astype(q.dtype)
+
+
+def write_rows(
+    layers: tuple[Shaped[Array, "pages K page H"], ...],
+    fresh: tuple[Shaped[Array, "B T K H"], ...],
+    page: Int[Array, "B T"],
+    slot: Int[Array, "B T"],
+) -> tuple[Shaped[Array, "pages K page H"], ...]:
+    """Return the layers with new rows; see `pallas_kernels.write_rows.write_rows`."""
+    from pallas_kernels.write_rows import write_rows as write  # only needed while tracing a step
+
+    return write(layers, fresh, page, slot)

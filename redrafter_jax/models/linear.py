@@ -16,8 +16,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num, Shaped
 
-from pallas_kernels.add_norm import add_norm as add_norm
-from pallas_kernels.add_norm import has_kernel
 from pallas_kernels.dispatch import fewest_rows
 from redrafter_jax.config import WeightFormat
 from redrafter_jax.parallel.collectives import all_reduce, has_others, shard_start
@@ -98,12 +96,28 @@ def product_in_parts(
     few = 1 < fewest <= B * T <= _MOST_ROWS
     if not few or isinstance(weight, QuantizedWeight) or x.dtype == jnp.float32 or has_others():
         return None
-    if not has_kernel(weight.shape[1]):
-        return None
     if inputs % (16 * _PARTS):
+        return None
+    from pallas_kernels.add_norm import has_kernel  # only needed while tracing a step on a GPU
+
+    if not has_kernel(weight.shape[1]):
         return None
     split = x.reshape(B, T, _PARTS, -1), weight.reshape(_PARTS, -1, weight.shape[1])
     return jnp.einsum("BTPI,PIO->PBTO", *split, preferred_element_type=jnp.float32)
+
+
+def add_norm(
+    x: Float[Array, "rows D"],
+    parts: Float[Array, "splits rows D"],
+    weight: Float[Array, " D"],
+    *,
+    epsilon: float,
+    zero_centered: bool,
+) -> tuple[Float[Array, "rows D"], Float[Array, "rows D"]]:
+    """Add the parts of a product to x, and norm the sum; see `pallas_kernels.add_norm.add_norm`."""
+    from pallas_kernels.add_norm import add_norm as add  # only needed while tracing a step
+
+    return add(x, parts, weight, epsilon=epsilon, zero_centered=zero_centered)
 
 
 def read_rows(
