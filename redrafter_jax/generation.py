@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain, starmap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,10 @@ from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.models.linear import parts_of
 from redrafter_jax.models.target import Target
 from redrafter_jax.parallel.mesh import check_rows, data_shards
-from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.types import GRAMMAR, LOOKUP
+
+if TYPE_CHECKING:
+    from redrafter_jax.text.grammars import CompiledGrammar
 
 # Decode steps between two choices of the tree by the adaptive chooser.
 _STEPS = 32
@@ -88,7 +90,7 @@ def generate(
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
     prompt_log_probs: bool = False,
-    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
+    grammars: "PerRow[Grammar | CompiledGrammar | None] | None" = None,
     tokenizer: Any = None,
     mirror: MirrorConfig | None = None,
 ) -> Generation:
@@ -163,7 +165,7 @@ def generate_autoregressive(
     eos_token_ids: StopTokens | None = None,
     log_probs: bool = False,
     prompt_log_probs: bool = False,
-    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
+    grammars: "PerRow[Grammar | CompiledGrammar | None] | None" = None,
     tokenizer: Any = None,
 ) -> Generation:
     """Generate one token per target call: the baseline, which is `generate` without a drafter."""

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -31,8 +31,10 @@ from redrafter_jax.errors import InputError
 from redrafter_jax.files.tree_table import TreeTable
 from redrafter_jax.generation import Generation, collect, engine_of, refuse_failure
 from redrafter_jax.models.target import Target
-from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.text.tokenizer import Detokenize, TextStream
+
+if TYPE_CHECKING:
+    from redrafter_jax.text.grammars import CompiledGrammar
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def stream(
     detokenize: Detokenize | None = None,
     stop_strings: Sequence[str] | Sequence[Sequence[str]] = (),
     kept_cache: KeptCache | None = None,
-    grammars: PerRow[Grammar | CompiledGrammar | None] | None = None,
+    grammars: "PerRow[Grammar | CompiledGrammar | None] | None" = None,
     tokenizer: Any = None,
     mirror: MirrorConfig | None = None,
 ) -> Generator[Update]:

@@ -30,11 +30,11 @@ from redrafter_jax.text.chat_template import (
     find_template,
     user_turn,
 )
-from redrafter_jax.text.grammars import CompiledGrammar, GrammarCompiler
 from redrafter_jax.text.tokenizer import require_text, split_stops
 
 if TYPE_CHECKING:
     from redrafter_jax.files.drafter_files import FoundDrafter
+    from redrafter_jax.text.grammars import CompiledGrammar
 
 
 class TextDecoder(NamedTuple):
@@ -57,7 +57,7 @@ class TextDecoder(NamedTuple):
     adaptive: bool
     sampling: SamplingConfig
     format: PromptFormat
-    grammar: CompiledGrammar | None = None
+    grammar: "CompiledGrammar | None" = None
     mirror: MirrorConfig | None = None
 
     def steps_per_update(self, most: int) -> int:
@@ -124,9 +124,11 @@ def open_decoder(
 
 def _grammar_of(
     arguments: argparse.Namespace, files: TargetFiles, form: PromptFormat
-) -> CompiledGrammar | None:
+) -> "CompiledGrammar | None":
     if arguments.json_schema is None and arguments.regex is None:
         return None
+    from redrafter_jax.text.grammars import GrammarCompiler  # only needed with a grammar
+
     compiler = GrammarCompiler(form.tokenizer, files.config.vocab_size, form.stop_tokens)
     return compiler.compile(Grammar(read_schema(arguments), arguments.regex))
 

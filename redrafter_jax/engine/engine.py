@@ -26,8 +26,7 @@ from redrafter_jax.engine.messages import (
 )
 from redrafter_jax.engine.pages import pages_for
 from redrafter_jax.engine.requests import check_mirrored, check_size, slots_for
-from redrafter_jax.engine.results import take_results
-from redrafter_jax.engine.runner import Run, Runner
+from redrafter_jax.engine.runner import Run, Runner, take_results
 from redrafter_jax.engine.scheduler import Pass, Row, Scheduler
 from redrafter_jax.engine.trees import TreeChooser, bind_models
 from redrafter_jax.errors import InputError

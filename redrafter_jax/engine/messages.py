@@ -5,15 +5,17 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
 from redrafter_jax.config import SamplingConfig
 from redrafter_jax.engine.gains import Gains, Scores
-from redrafter_jax.text.grammars import CompiledGrammar
 from redrafter_jax.types import GRAMMAR
+
+if TYPE_CHECKING:
+    from redrafter_jax.text.grammars import CompiledGrammar
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 # Number of stop tokens, or of stop strings, that a request may add to the defaults of the engine.
@@ -48,7 +50,7 @@ class Request(NamedTuple):
     deadline: float = math.inf
     speculate: bool = True
     scores_prompt: bool = False
-    grammar: CompiledGrammar | None = None
+    grammar: "CompiledGrammar | None" = None
     priority: int = 0
 
 

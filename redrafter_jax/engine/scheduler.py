@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -11,8 +11,10 @@ from jaxtyping import Int
 from redrafter_jax.engine.gains import Scores
 from redrafter_jax.engine.messages import PromptToken, Request, Token, prompt_tokens
 from redrafter_jax.engine.pages import Holding, PagePool
-from redrafter_jax.text.grammars import Matcher
 from redrafter_jax.types import Requests
+
+if TYPE_CHECKING:
+    from redrafter_jax.text.grammars import Matcher
 
 
 @dataclass(eq=False)
@@ -47,7 +49,7 @@ class Row:
     holding: Holding = field(default_factory=Holding)
     preempted: int = 0
     prompt: list[PromptToken] = field(default_factory=list)
-    matcher: Matcher | None = None
+    matcher: "Matcher | None" = None
 
     @property
     def scores(self) -> bool:
