@@ -93,8 +93,20 @@ def decide_step(
       nodes: indices of the nodes to verify, as in `verify`.
     """
     verified = verify(decoder, drafted, cache, drafter.layers(decoder.config), nodes)
+    return *settle_step(decoder, drafter, state, drafted, verified, noise), verified
+
+
+def settle_step(
+    decoder: Decoder,
+    drafter: Drafter,
+    state: DecodeState,
+    drafted: TokenTree,
+    verified: Verified,
+    noise: Float[Array, "B P V"],
+) -> tuple[DecodeState, StepTrace]:
+    """Run the part of a step after the verification: finish the step, and read the path."""
     after, trace = finish(decoder, state, drafted, verified, noise)
-    return read_path(decoder, drafter, state, after, verified, trace), trace, verified
+    return read_path(decoder, drafter, state, after, verified, trace), trace
 
 
 def step_noise(state: DecodeState, max_path: int, vocab_size: int) -> Float[Array, "B P V"]:

@@ -18,8 +18,7 @@ from redrafter_jax.decoding.accept import is_stop
 from redrafter_jax.decoding.read import ReadChunk, finish_chunk, read_chunk
 from redrafter_jax.decoding.step import (
     as_asked,
-    finish,
-    read_path,
+    settle_step,
     step_noise,
     verified_step,
     verify_with_chunk,
@@ -317,8 +316,7 @@ def read_and_decode_rows(
     batch = _begin_batch(state, rows)
     active = ~batch.done
     noise = step_noise(batch, 1, decoder.config.vocab_size)
-    after, trace = finish(decoder, batch, drafted, verified, noise)
-    after = read_path(decoder, drafter, batch, after, verified, trace)
+    after, trace = settle_step(decoder, drafter, batch, drafted, verified, noise)
     gains = gains_of_step(active, trace, verified, decoder.config.vocab_size, top)
     gains = jax.tree.map(lambda leaf: leaf[:, None], gains)
     return _end_batch(state, after, rows), reading, (gains, after.done)

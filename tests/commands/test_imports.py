@@ -59,7 +59,8 @@ def test_what_continues_a_prompt_is_sixty_files() -> None:
     loaded = modules("import redrafter_jax.commands.generate")
     own = {name for name in loaded if name.startswith(("redrafter_jax", "pallas_kernels"))}
     assert "redrafter_jax.engine.engine" in own
-    # A kind of drafter, a format of files or a built-in chat template is loaded when it is named.
-    others = "head|lookup|model_drafter|quantized|gguf|chat_formats|serving|verdict|grammars|memory|packed"
+    # A kind of drafter, a format of files, a built-in chat template or a grammar is loaded when it
+    # is named.
+    others = "head|lookup|model_drafter|quantized|gguf|chat_formats|grammars|serving|verdict"
     assert [name for name in own if re.search(others, name)] == []
     assert len(own) <= 60

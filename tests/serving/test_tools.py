@@ -123,9 +123,14 @@ def test_a_call_that_breaks_off_in_a_stream_ends_with_stop(tooled: str) -> None:
 
 
 def processor_seconds(work: Callable[[Any], object], given: Any) -> float:
-    begin = time.process_time()
-    work(given)
-    return time.process_time() - begin
+    """Of this thread alone, for engines of other tests may run in others; the least of three."""
+
+    def once() -> float:
+        begin = time.thread_time()
+        work(given)
+        return time.thread_time() - begin
+
+    return min(once() for _ in range(3))
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
