@@ -22,7 +22,7 @@ from .data.settings import DataSettings, SourceSettings
 from .openings import VARIED
 
 # Settings that apply only to `prompts: self` with a target that has a chat template.
-USER_SETTINGS = ("turns", "max_user_tokens", "user_sampling", "user_openings")
+USER_SETTINGS = ("turns", "max_user_tokens", "user_sampling", "user_openings", "user_loss")
 
 # The losses that `loss:` weights.
 LOSSES = ("hard", "soft", "lk", "tv")
@@ -96,7 +96,8 @@ class RegenerateSettings(WorkerSettings):
     ends at `count` conversations or at `tokens` tokens that carry loss. The first question of each
     conversation begins with the next of `user_openings`, in turn, so that questions are of many
     kinds; without openings, or with an empty one, the question begins freely. `varied` selects the
-    openings of `train.openings`. A target without a chat template continues single tokens instead.
+    openings of `train.openings`. With `user_loss`, the user turns that the target
+    wrote carry loss too. A target without a chat template continues single tokens instead.
 
     Text or conversation i is sampled with seed i at `temperatures[i % len(temperatures)]`;
     `batch_size` of them are decoded together. With `prompts: self`, i counts
@@ -123,6 +124,7 @@ class RegenerateSettings(WorkerSettings):
     user_openings: (
         Literal["varied"] | list[Annotated[str, StringConstraints(strip_whitespace=True)]]
     ) = []
+    user_loss: bool = False
     batch_size: PositiveInt
     temperatures: list[NonNegativeFloat] = Field(default=[0.0], min_length=1)
     output: Path

@@ -21,7 +21,7 @@ _SPEAKERS = {
 _STATED = frozenset([
     "record", "seed", "temperature", "max_new_tokens", "sequence_length", "row", "rows", "answers",
     "cut", "left_out", "dropped", "questions", "turns", "max_user_tokens", "user_sampling",
-    "user_opening", "target", "shuffle_seed",
+    "user_opening", "user_loss", "target", "shuffle_seed",
 ])  # fmt: skip
 
 

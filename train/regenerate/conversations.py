@@ -13,7 +13,7 @@ the target read.
 
 An answer carries loss, including the stop token that the target chose. An answer that its limit has
 cut has no stop token; the end marker that the template writes after it in the next prompt carries
-no loss.
+no loss. Questions that the target wrote may carry loss too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -99,9 +99,38 @@ class Conversation(NamedTuple):
     left_out: str | None
 
 
-# Extends the turns so far to the next question. Returns the turns, the reason for leaving out the
-# question, or None at the end.
-NextQuestion: TypeAlias = Callable[[list[Turn]], Session[list[Turn] | str | None]]
+class Asked(NamedTuple):
+    """The turns of a conversation up to its next question.
+
+    Attributes:
+      turns: the turns; the last is the question.
+      read: the tokens after which the target wrote the question.
+      written: the tokens of the question that carry loss, as the target wrote them; empty for a
+        question without loss.
+    """
+
+    turns: list[Turn]
+    read: Sequence[int] = ()
+    written: Sequence[int] = ()
+
+    def mask(self, prompt: Sequence[int]) -> list[int]:
+        """The loss mask of the prompt for the answer: 1 for the question's tokens that carry loss.
+
+        The prompt holds the text of the question, so its tokens may differ from those that the
+        target wrote. The first different token and all after it carry no loss.
+        """
+        mask = [0] * len(prompt)
+        whole = [*self.read, *self.written]
+        for place, (token, stated) in enumerate(zip(prompt, whole, strict=False)):
+            if token != stated:
+                break
+            mask[place] = int(place >= len(self.read))
+        return mask
+
+
+# Extends the turns so far to the next question, or returns the reason for leaving out the question,
+# or None at the end.
+NextQuestion: TypeAlias = Callable[[list[Turn]], Session[Asked | str | None]]
 
 
 def run_conversation(
@@ -121,9 +150,9 @@ def run_conversation(
     sampling = SamplingConfig(settings.temperature_of(seed))
     while True:
         asked = yield from next_question(turns)
-        if not isinstance(asked, list):
+        if not isinstance(asked, Asked):
             return Conversation(exchanges, asked)
-        question, prompt = asked[-1]["content"], encoder.encode_turns(asked)
+        question, prompt = asked.turns[-1]["content"], encoder.encode_turns(asked.turns)
         if isinstance(prompt, str):
             return Conversation([*exchanges, Exchange(question, None)], prompt)
         room = encoder.room - len(prompt)
@@ -131,10 +160,11 @@ def run_conversation(
         answer = yield Request(prompt, limit, seed, sampling)
         if fault := find_fault(answer):
             return Conversation([*exchanges, Exchange(question, None)], fault)
-        rows = add_answer(rows, prompt, answer, answer[-1] not in encoder.stop_tokens)
+        is_cut = answer[-1] not in encoder.stop_tokens
+        rows = add_answer(rows, prompt, answer, is_cut, asked.mask(prompt))
         exchanges.append(Exchange(question, rows))
         text = answer_text(encoder.tokenizer, answer, encoder.stop_tokens)
-        turns = [*asked, {"role": "assistant", "content": text}]
+        turns = [*asked.turns, {"role": "assistant", "content": text}]
 
 
 def limits(settings: RegenerateSettings) -> dict[str, Any]:
@@ -145,13 +175,23 @@ def limits(settings: RegenerateSettings) -> dict[str, Any]:
     }
 
 
-def add_answer(rows: Sequence[Row], prompt: list[int], answer: list[int], cut: bool) -> list[Row]:
-    """The rows with one more answer, added to the last row if the prompt begins with it."""
+def add_answer(
+    rows: Sequence[Row],
+    prompt: list[int],
+    answer: list[int],
+    cut: bool,
+    prompt_mask: Sequence[int] | None = None,
+) -> list[Row]:
+    """The rows with one more answer, added to the last row if the prompt begins with it.
+
+    `prompt_mask` is the loss mask of the prompt. None means that no token of it carries loss.
+    Tokens that are in the last row already keep their mask.
+    """
     before = rows[-1] if rows else None
+    mask = [*(prompt_mask or [0] * len(prompt)), *[1] * len(answer)]
     if before is None or prompt[: len(before.tokens)] != before.tokens:
-        return [*rows, Row(prompt + answer, [0] * len(prompt) + [1] * len(answer), 1, int(cut))]
-    between = len(prompt) - len(before.tokens)
-    mask = before.mask + [0] * between + [1] * len(answer)
+        return [*rows, Row(prompt + answer, mask, 1, int(cut))]
+    mask[: len(before.mask)] = before.mask
     longer = Row(prompt + answer, mask, before.answers + 1, before.cut + cut)
     return [*rows[:-1], longer]
 
@@ -190,14 +230,14 @@ class RecordedConversation(NamedTuple):
         }
         return Item(seed, identity, self.opening)
 
-    def next_question(self, turns: list[Turn]) -> Session[list[Turn] | str | None]:
+    def next_question(self, turns: list[Turn]) -> Session[Asked | str | None]:
         """The turns so far and the recorded turns up to the next answer."""
         yield from ()
         done = len(turns)
         rest = [index for index in range(done, len(self.turns)) if _is_answer(self.turns[index])]
         if not rest:
             return None
-        return [*turns, *self.turns[done : rest[0]]]
+        return Asked([*turns, *self.turns[done : rest[0]]])
 
 
 def read_conversations(settings: DataSettings) -> list[Record | Skip]:

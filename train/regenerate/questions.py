@@ -27,6 +27,7 @@ from redrafter_jax.text.tokenizer import special_tokens
 
 from ..config import RegenerateSettings
 from .conversations import (
+    Asked,
     Conversation,
     Exchange,
     TurnEncoder,
@@ -143,7 +144,7 @@ def chat_writer(
     length = settings.data.sequence_length
     encoder = TurnEncoder(tokenizer, template, stops, length, target.vocab_size)
 
-    def ask(seed: int, turns: list[Turn]) -> Session[list[Turn] | str | None]:
+    def ask(seed: int, turns: list[Turn]) -> Session[Asked | str | None]:
         if len(turns) == 2 * settings.turns:
             return None
         turn = find_user_turn(template, tokenizer, turns)
@@ -158,7 +159,8 @@ def chat_writer(
         question, fault = read_question(written, encoder, turn, begun)
         if fault is None and question in asked:
             fault = _REPEATED
-        return fault or [*turns, {"role": "user", "content": question}]
+        asked_now = [*turns, {"role": "user", "content": question}]
+        return fault or Asked(asked_now, prompt, written if settings.user_loss else ())
 
     def write(seed: int) -> Session[Conversation]:
         return run_conversation(
@@ -169,6 +171,7 @@ def chat_writer(
         "user_sampling": asdict(settings.user_sampling),
         "turns": settings.turns,
         "max_user_tokens": settings.max_user_tokens,
+        "user_loss": settings.user_loss,
     }
     return Writer(write, stops, first.opening + first.closing, identity | limits(settings), True)
 

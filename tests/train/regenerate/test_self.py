@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chat_folders import END, IM_END, chat_tokenizer, data_settings, files_with
 from regenerated import Regeneration, read
@@ -88,6 +89,36 @@ def test_questions_begin_with_the_openings_in_turns(
     assert {row["user_opening"] for row in rows} == {*openings}
     with pytest.raises(InputError, match="is not a row of this run"):
         inventing(tmp_path / "rows.jsonl", **(changes | {"user_openings": ["How"]}))
+
+
+def test_what_the_target_asked_carries_loss_if_it_is_to(
+    inventing: Regeneration, tmp_path: Path
+) -> None:
+    openings = ["How", ""]
+    changes = {"turns": 2, "user_openings": openings, "max_user_tokens": 20, "count": 6}
+    told = inventing(tmp_path / "told.jsonl", **changes)
+    rows = inventing(tmp_path / "rows.jsonl", **changes, user_loss=True)
+    assert [row["input_ids"] for row in rows] == [row["input_ids"] for row in told]
+    target = load_target(inventing.target, "float32")
+    whole = 0
+    for row, plain in zip(rows, told, strict=True):
+        ids, added = row["input_ids"], np.subtract(row["loss_mask"], plain["loss_mask"])
+        assert added.min() == 0
+        if row["row"] > 0:
+            continue
+        read = f"<|im_start|>user\n{row['user_opening']}"
+        said = say(target, read, 20, AS_USERS, row["seed"])
+        begin = len(TOKENIZER.encode(read, add_special_tokens=False).ids)
+        assert not added[:begin].any()
+        if ids[begin : begin + len(said)] == said:
+            whole += 1
+            assert added[begin : begin + len(said)].all()
+        else:
+            # Leading spaces are not part of a question.
+            assert not added[begin : begin + len(said)].all()
+    assert whole >= 3
+    with pytest.raises(InputError, match="is not a row of this run"):
+        inventing(tmp_path / "rows.jsonl", **changes)
 
 
 def test_no_question_is_asked_twice_and_what_is_dropped_is_told(
