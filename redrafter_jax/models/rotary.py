@@ -98,7 +98,7 @@ def _llama3_kept(
 
 def _yarn_kept(head_dim: int, theta: float, scaling: YarnScaling) -> Float[np.ndarray, " half"]:
     def pair_with(turns: float) -> float:
-        """Return the fractional index of the pair that makes `turns` turns in the old context."""
+        """Return the fractional index of the pair with `turns` turns in the original context."""
         positions_per_radian = scaling.original_max_position_embeddings / (2 * math.pi * turns)
         return head_dim * math.log(positions_per_radian) / (2 * math.log(theta))
 
