@@ -87,8 +87,8 @@ def check_mirror(
         )
     if data_shards(target.mesh) > 1 or jax.process_count() > 1:
         raise InputError(
-            "mirror decodes the whole batch on one group of devices, but the mesh splits the batch "
-            "or the job has several processes; set data to 1, and use one process."
+            "mirror decodes a batch on one group of devices, but the mesh splits the batch, or the "
+            "job has several processes; set the mesh's data to 1, and use one process."
         )
     _drafter_devices(target, mirror)
     return tree
