@@ -281,7 +281,7 @@ def call_program(program: Literal["train", "eval"], entry_point: str, *arguments
 
 
 def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
-    """Raise `InputError` if a first word is no command, option or override (`name=value`)."""
+    """Raise `InputError` if the first word is no command, option or override (`name=value`)."""
     known = list(commands)
     if not word or word.startswith("-") or "=" in word or word in known:
         return

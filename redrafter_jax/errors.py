@@ -6,5 +6,5 @@ class InputError(ValueError):
 
     The message is one sentence: the value found, the rule that it breaks, and what to give instead.
     A command prints only this message and exits with code 2. Any other exception is a defect of
-    this package, and a command prints its traceback.
+    this package and is shown with its traceback, except errors of the operating system.
     """

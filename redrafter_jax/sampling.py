@@ -96,7 +96,7 @@ def _threefry(
 def filter_logits(
     logits: Float[Array, "B M part"], sampling: Sampling, size: int | None = None
 ) -> Float[Array, "B M part"]:
-    """Return logits divided by the temperature, -inf where top-k, top-p or min-p drops a token.
+    """Divide logits by the temperature, and set tokens that top-k, top-p or min-p drops to -inf.
 
     The temperature comes first, then top-k, top-p and min-p. Each filter is applied to the tokens
     that the previous filter kept. The order and the definitions are those of Hugging Face's logits

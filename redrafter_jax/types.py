@@ -1,7 +1,7 @@
 """The arrays that flow through a decode step, and the letters that name their axes.
 
-A row is one text of a batch. Its decided tokens are final: its prompt, and the new tokens that the
-target has chosen. The last decided token is the root of the next draft tree.
+A row is one text of a batch. The decided tokens of a row are final: the prompt, and the new tokens
+that the target has chosen. The last decided token is the root of the next draft tree.
 
 B batch          L target layers            W beam width
 T prompt length  Q, K query, key heads      R draft rounds (tokens drafted per beam)
@@ -286,7 +286,7 @@ class View(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-    """The outcome of a decode step, for drafters and for measurements.
+    """The trace of a decode step: what was drafted, chosen and accepted.
 
     Attributes:
       tree: the verified tree; `tree.origin` holds the source of each node.

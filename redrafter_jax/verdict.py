@@ -1,7 +1,8 @@
 """The verdict of a measurement of drafting: faster, slower, no difference, or too little data.
 
-A way is a way of drafting: a drafter with one shape of trees. It is measured in turns: in each turn
-the way and the baseline, which drafts nothing, decode the same batch one after the other.
+A way of drafting is a drafter with one shape of trees. It is measured in turns: in each turn, the
+way of drafting and the baseline decode the same batch, one after the other. The baseline drafts
+nothing.
 
 The verdict is faster or slower only if chance cannot explain the number of turns won. Two equally
 fast ways would reach such a number in at most one of a hundred measurements. A gain of prompt

@@ -94,8 +94,8 @@ def guess_outcomes(tree: TokenTree, guessed: EarlyExit, candidates: int, count: 
     """Return the M most likely outcomes of a step.
 
     The likelihood of an outcome is the probability that its node is reached, times the probability
-    of its token. If a node's token is not among the guesses after its parent, the node gets the
-    probability that these guesses leave over, but at most the probability of the least likely one.
+    of its token. A node whose token is not among the guesses after its parent gets the probability
+    that these guesses leave over, but at most the probability of the least likely guess.
 
     Args:
       tree: the tree that the target verifies.

@@ -30,8 +30,8 @@ def chunk_length() -> int:
 def joins_steps() -> bool:
     """Return whether to read a chunk and decode a step in one target pass rather than in two.
 
-    One pass reads the weights once instead of twice. It is faster where reading the weights takes
-    most of a step's time, which is on every platform but the CPU.
+    One pass reads the weights once instead of twice. This is faster where reading the weights takes
+    most of a step's time: on all platforms except CPUs.
     """
     return jax.default_backend() != "cpu"
 

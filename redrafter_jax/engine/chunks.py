@@ -99,7 +99,7 @@ def next_chunk(
       places: slots whose prompts are read, by place in the pass.
       part: number of slots per shard of the mesh.
       shape: (G, C): the number of places in the pass, and the number of tokens in a chunk.
-      idle: row that all places without a prompt read.
+      idle: row to read at all places without a prompt.
     """
     G, C = shape
     # Row `part` is out of range: an idle place.

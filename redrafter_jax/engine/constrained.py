@@ -39,7 +39,7 @@ def hold(
     grammars: PerRow[Grammar | CompiledGrammar | None],
     tokenizer: Any,
 ) -> list[Request]:
-    """Compile the grammars where needed, and return the requests with them.
+    """Return the requests with their grammars, which are compiled where needed.
 
     Args:
       config: configuration of the target.
@@ -164,7 +164,7 @@ def propose_rows(
 
     Args:
       target: the target model.
-      drafter: the drafter; its scores after the roots are masked.
+      drafter: the drafter; the masks apply to its scores right after the roots.
       state: decode state of B rows, not donated.
       rows: index in the state of the row at each place, as in `decode_rows`.
       controls: controls of the G rows, as in `decode_rows`.

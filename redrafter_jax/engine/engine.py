@@ -46,12 +46,12 @@ _RECENT = 64
 
 
 class Engine:
-    """Decodes requests in continuous batches: a queue, and a fixed number of slots and cache pages.
+    """The decoding engine: it runs requests that join and leave a batch at any time.
 
-    A slot is one row of the decode state; a request keeps its slot while it runs. All decoding goes
-    through an engine: `generate`, `stream`, the commands, the server, evaluation, and the
-    regeneration of training data. All methods but `announce_grammar` must be called from one
-    thread.
+    Requests wait in a queue, and share a fixed number of slots and cache pages. A slot is one row
+    of the decode state. All decoding goes through an engine: `generate`, `stream`, the commands,
+    the server, evaluation, and the regeneration of training data. All methods but
+    `announce_grammar` must be called from one thread.
 
     On a mesh of several processes, each process must run an engine, and must submit the same
     requests in the same order. The requests must have no deadlines, and `tree` must be one
@@ -89,12 +89,12 @@ class Engine:
       prefill_chunk: number of tokens that a prefill pass reads of each prompt; None uses the
         platform's default.
       prefill_rows: number of prompts that a prefill pass reads together, on each shard along
-        `data`. With more than 1, new requests wait while other rows decode, until they fill a pass.
+        `data`. With more than 1, new requests may wait for each other while other rows decode.
       prefill_joins: whether one target pass reads a chunk of a prompt and decodes one step of the
         decoding rows, so that each weight is read only once. Such a step drafts nothing. The passes
         stay separate while a row has a grammar, penalties or scored prompt tokens. None joins the
-        passes if the platform is no CPU and at least P - 1 steps are made per call: on CPUs joining
-        gains nothing, and with fewer steps the lost draft may cost more than joining gains.
+        passes if the platform is not a CPU and at least P - 1 steps are made per call. On CPUs
+        joining gains nothing; with fewer steps, the lost draft may cost more than joining gains.
       row_counts: batch sizes besides B for which decoding is compiled, so that a few active rows
         cost less than B rows. None uses the batch sizes of the table of trees; without a table, the
         mesh's `data`.
@@ -213,7 +213,7 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter, prepared for the target."""
+        """The drafter, as returned by `Drafter.prepare`."""
         return self._runner.drafter
 
     @property
@@ -375,7 +375,7 @@ class Engine:
         self._end("cancelled", lambda row: row.number == number)
 
     def advance(self, passes: int | None = 1, steps: int | None = None) -> list[Event]:
-        """Admit requests, read prompts, and decode a few steps of the rows that have been read.
+        """Give requests slots, read prompts, and decode a few steps of rows that have been read.
 
         Args:
           passes: maximum number of prefill passes before rows decode; None for no maximum.
@@ -413,7 +413,7 @@ class Engine:
         return list(events.values())
 
     def _read(self, passes: int | None, most: int, gained: int, runs: list[Run]) -> int:
-        """Admit requests and dispatch prefill passes; the first may join a decode step.
+        """Give requests slots and start prefill passes; the first pass may join a decode step.
 
         Args:
           passes: maximum number of passes; None for no maximum.

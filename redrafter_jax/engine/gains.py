@@ -36,7 +36,9 @@ class Scores(NamedTuple):
 
 
 class Gains(NamedTuple):
-    """Gains of G rows in X target calls, of up to P tokens each.
+    """Tokens that G rows gained in X target calls, up to P tokens per call.
+
+    The axes `*places` are [G, X], or [G] for a single call.
 
     Attributes:
       counts: number of tokens that each call gained; 0 for rows that were done.

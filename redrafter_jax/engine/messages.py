@@ -23,7 +23,7 @@ OWN_STOPS = 4
 
 
 class Request(NamedTuple):
-    """A request for one row.
+    """A request to continue one prompt, for `Engine.submit`.
 
     Attributes:
       prompt: token ids.
@@ -31,7 +31,7 @@ class Request(NamedTuple):
       seed: random seed of the row.
       sampling: sampling settings.
       stop_tokens: tokens that end the row; None uses the engine's stop tokens. A request may have
-        `OWN_STOPS` more stop tokens than the engine, rounded up to a multiple of 8.
+        up to `Engine.stop_width` stop tokens: at least `OWN_STOPS` more than the engine.
       deadline: time in seconds on the engine's clock at which the request ends; infinity for no
         deadline.
       speculate: whether to draft; if False, every target call gains one token.
@@ -211,7 +211,7 @@ class QueueFull(Exception):  # noqa: N818
 
 @dataclass
 class Counters:
-    """Totals over all requests since the start.
+    """Totals over all requests since the engine was made.
 
     Attributes:
       steps: number of decode steps.

@@ -56,8 +56,8 @@ def check_mirror(
     most = target.config.num_hidden_layers - 1
     if mirror.layer > most:
         raise InputError(
-            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so it must "
-            f"be from 1 to {most}."
+            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so give a "
+            f"layer from 1 to {most}."
         )
     [tree, *others] = trees
     if others:
@@ -151,7 +151,7 @@ class Mirror:
 
     Args:
       target: the target model.
-      drafter: the drafter, prepared for the target.
+      drafter: the drafter, as returned by `Drafter.prepare`.
       tree: the shape of the trees.
       mirror: settings of mirror decoding.
       rows: B, number of rows.

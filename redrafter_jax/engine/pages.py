@@ -70,7 +70,7 @@ class PagePool:
         return self.size - self.available
 
     def shared_with(self, text: Sequence[int]) -> int:
-        """Return the number of leading tokens of a text that are in full pages it could share.
+        """Return the number of leading tokens of a text that are in full pages of earlier texts.
 
         The last token of the text is never counted, because the target must read at least one
         token.

@@ -59,7 +59,7 @@ class Runner:
 
     Attributes:
       target: the target model.
-      drafter: the drafter, prepared for the target.
+      drafter: the drafter, as returned by `Drafter.prepare`.
       state: decode state of B rows; the next program donates its arrays.
       ran: decode programs that have run, as (batch size, tree, whether a row had controls, whether
         a row had a grammar). The first run of a program includes its compilation.

@@ -34,8 +34,8 @@ class Row:
         tokens; then the row decodes.
       cached: number of tokens of the text in the cache.
       is_new: whether no prefill pass has read a part of the text since the request got its slot.
-      calls: number of target calls that decided tokens, including the call that read the end of the
-        prompt.
+      calls: number of target calls that chose tokens of the text, including the call that read the
+        end of the prompt.
       holding: cache pages of the text.
       preempted: number of times that the request has lost its slot.
       prompt: prompt tokens with log-probabilities so far; empty if these were not requested.
@@ -71,7 +71,7 @@ class Row:
         return self.cached < self.read_until
 
     def add(self, decided: Sequence[Token]) -> None:
-        """Append decided tokens; the last of them is not in the cache yet."""
+        """Append new tokens; the last of them is not in the cache yet."""
         fresh = [token.id for token in decided]
         self.text += fresh
         if self.matcher is not None:

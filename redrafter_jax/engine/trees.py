@@ -156,11 +156,11 @@ class TreeChooser:
             row_counts = [size for size in sizes if size % shards == 0] or [shards]
         self.row_counts = sorted({count for count in row_counts if count < slots} | {slots})
         for count in self.row_counts:
-            check_size(count, "A number of rows")
+            check_size(count, "An entry of row_counts")
             if count % shards:
                 raise InputError(
-                    f"{count} rows cannot be split evenly over the {shards} devices along data; "
-                    f"give slots and row_counts in multiples of {shards}."
+                    f"{count} rows cannot be split evenly over the mesh's data={shards}; give "
+                    f"slots and row_counts in multiples of {shards}."
                 )
         self.programs = [
             (rows, tree) for rows in self.row_counts for tree in self.trees if self._may(rows, tree)

@@ -1,4 +1,4 @@
-"""The rotary embedding: its frequencies, the scalings that checkpoints state, and the rotation."""
+"""The rotary embedding: frequencies, their scaling for long contexts, and the rotation."""
 
 import math
 
@@ -22,10 +22,8 @@ def rotary_frequencies(
 ) -> Float[np.ndarray, " half"]:
     """Return the float32 frequencies of a head's pairs of dimensions, highest first.
 
-    The unit is radians per position.
-
-    The frequencies are computed in float64 and outside of tracing, because they are constants of a
-    checkpoint.
+    The unit is radians per position. The frequencies are computed in float64 and outside of
+    tracing, because they are constants of a checkpoint.
     """
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     match scaling:

@@ -64,7 +64,7 @@ class Decoder(nnx.Module):
 
         Args:
           tokens: token ids.
-          segments: number of the sequence of each token, for rows that hold several consecutive
+          segments: number of each token's sequence, for rows that hold several consecutive
             sequences. Sequences do not attend to each other, and each begins at position 0. None
             for one sequence per row.
           context_layers: indices of the context layers, from 0: layers whose outputs are returned
@@ -238,7 +238,7 @@ class Decoder(nnx.Module):
         layers: range,
         context_layers: tuple[int, ...],
     ) -> Halfway:
-        """Run some layers on the input of the first of them."""
+        """Run the given layers, in order; x is the input of the first one."""
         angles = self._angles(positions)
         keys, values, context, stream = [], [], [], Stream(x)
         for index in layers:
@@ -317,7 +317,7 @@ class Decoder(nnx.Module):
     def head(self) -> Float[Array, "D V"]:
         """The weight of the vocabulary projection, dequantized if needed.
 
-        In a model with tied weights it is the embedding.
+        In a model with tied weights, this is the transposed embedding.
         """
         if self.config.tie_word_embeddings:
             return dequantize(self.embed_tokens.get_value(), self.dtype).T

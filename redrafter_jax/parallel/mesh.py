@@ -51,7 +51,7 @@ Tree = TypeVar("Tree")
 def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """Create a mesh of `data * model` devices, for `load_target` and `load_drafter`.
 
-    Devices that are adjacent in `devices` share a shard of the batch.
+    Groups of `model` adjacent devices share a shard of the batch.
 
     Args:
       data: number of shards of the batch.
