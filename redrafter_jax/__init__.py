@@ -1,4 +1,4 @@
-"""Recurrent speculative decoding in JAX: the same text as the target's, in fewer target calls."""
+"""Speculative decoding in JAX: the target model's own text, in fewer calls of the target."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -8,7 +8,7 @@ from redrafter_jax.command_line import ctrl_c_ends_at_once, run
 
 
 def main() -> None:
-    """Run the command; invalid input ends with one sentence and exit code 2."""
+    """Run the command in `sys.argv`; on invalid input, print one sentence and exit with code 2."""
     run(_main)
 
 

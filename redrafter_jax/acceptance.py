@@ -13,7 +13,9 @@ FEW = 4
 
 
 def acceptance_length(accept_counts: Int[np.ndarray, "*rows P"]) -> float:
-    """Return the mean tokens gained per target call, bonus token included; 1.0 without calls.
+    """Return the mean number of tokens gained per target call; 1.0 if there are no calls.
+
+    The target's bonus token, which ends every call, is included.
 
     Args:
       accept_counts: entry c - 1 of a row is the number of target calls that gained c tokens.
@@ -26,12 +28,12 @@ def acceptance_length(accept_counts: Int[np.ndarray, "*rows P"]) -> float:
 def acceptance_rate_per_depth(
     accept_counts: Int[np.ndarray, "*rows P"],
 ) -> Float[np.ndarray, " P-1"]:
-    """Return the fraction of drafts that are accepted at depth 1 to P - 1, if accepted above it.
+    """Return the acceptance rate at each tree depth d from 1 to P - 1, given acceptance above d.
 
     A call that gained c tokens accepted nodes down to depth c - 1. So the rate at depth d is the
     number of calls that gained d + 1 or more tokens, divided by the number of calls that gained d
-    or more; NaN if there are none. The limit of a row may cut its last call short, which counts as
-    a rejection.
+    or more. It is NaN if no call gained d tokens. The token limit of a row may cut its last call
+    short, which counts as a rejection.
 
     Args:
       accept_counts: entry c - 1 of a row is the number of target calls that gained c tokens.
@@ -43,7 +45,7 @@ def acceptance_rate_per_depth(
 
 
 def repeats_itself(tokens: Sequence[int]) -> bool:
-    """Whether a text has 16 or more tokens, and less than half of its 4-grams are distinct."""
+    """Whether a text has 16 or more tokens, with less than half of its 4-grams distinct."""
     if len(tokens) < _LOOP_TOKENS:
         return False
     ngrams = list(zip(*(tokens[start:] for start in range(_NGRAM)), strict=False))
@@ -51,5 +53,5 @@ def repeats_itself(tokens: Sequence[int]) -> bool:
 
 
 def ends_at_once(tokens: Sequence[int], stops: Collection[int]) -> bool:
-    """Whether a text ends in a stop token within its first `FEW` tokens, stop token included."""
+    """Whether a text ends in a stop token and has at most 4 tokens, stop token included."""
     return 0 < len(tokens) <= FEW and tokens[-1] in stops

@@ -1,4 +1,4 @@
-"""Parsing of options, reports of errors and exit codes of every command; JAX is not needed."""
+"""Option parsing, error reports and exit codes of every command, without importing JAX."""
 
 import argparse
 import contextlib
@@ -28,7 +28,7 @@ _DEBUG = "--debug"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises errors as one sentence, and adds `--debug`."""
+    """An argument parser with the option `--debug`; it raises `InputError` instead of exiting."""
 
     def __init__(self, **options: Any) -> None:  # argparse calls this for subcommands
         super().__init__(**options)
@@ -38,9 +38,9 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help.")
 
     def unknown_option(self, words: Sequence[str]) -> str | None:
-        """Return the first word that looks like an option but is not one.
+        """Return the first word that looks like an option but is not one; None if there is none.
 
-        argparse itself would first complain about missing required options.
+        argparse itself would report missing required options before such a word.
         """
         for word in takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
@@ -51,14 +51,17 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def meant_option(self, word: str) -> str | None:
-        """Return the option that a misspelled word means or a `-word` begins; None if unknown."""
+        """Return the option that a mistyped word resembles; None if there is none.
+
+        A word with a single dash, such as `-target`, also resembles the option `--target`.
+        """
         name, options = word.partition("=")[0], list(self._option_string_actions)
         near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
         near += [option for option in options if option.startswith(f"-{name}")]
         return near[0] if near else None
 
     def refuse_mistyped(self, words: Sequence[str]) -> None:
-        """Refuse a word that looks like an option but is not one; the error suggests an option."""
+        """Raise `InputError` if a word looks like an option but is not one."""
         if word := self.unknown_option(words):
             meant = self.meant_option(word)
             hint = f"did you mean {meant}?" if meant else f"see {self.prog} --help."
@@ -67,25 +70,29 @@ class Parser(argparse.ArgumentParser):
 
 def add_processes(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that several processes may run as one job."""
-    title = "one of several processes that are one job (not needed with SLURM and Open MPI)"
+    title = "this process as one of several that form one job (SLURM and Open MPI set these values)"
     add = parser.add_argument_group(title).add_argument
-    add("--coordinator-address", metavar="HOST:PORT", help="where process 0 listens")
+    add("--coordinator-address", metavar="HOST:PORT", help="address where process 0 listens")
     add("--num-processes", type=int, metavar="N", help="number of processes")
     add("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
 def program_name(command: str = "") -> str:
-    """Return `python -m name command` if Python was started so, otherwise `name command`."""
+    """Return the name of a program for messages: `name command`, or `python -m name command`.
+
+    The second form is for a program that was started with `python -m`.
+    """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
     return f"{module or Path(sys.argv[0]).name} {command}".rstrip()
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command; the message of an `InputError` is printed to stderr, with exit code 2.
+    """Run a command, and turn its errors into messages and exit codes.
 
-    With `--debug` on the command line, the traceback of any error is printed first. Ctrl-C exits
-    with code 130 as soon as Python regains control, without waiting for work that JAX still runs.
+    An `InputError` prints its message to stderr and exits with code 2. With `--debug` on the
+    command line, its traceback is printed first. Ctrl-C exits with code 130 as soon as Python
+    regains control, without waiting for work that JAX still runs.
     """
     # With the `aot` extra but no GPU, JAX would log a traceback about the missing CUDA.
     if not Path("/dev/nvidiactl").exists():
@@ -105,7 +112,11 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _exit_code(main: Callable[[], None]) -> int:
-    """Run a command and return its exit code; print errors that users can fix, raise others."""
+    """Run a command and return its exit code.
+
+    Errors that users can fix are printed. Any other error is raised, except in a job of several
+    processes, where it is printed as well.
+    """
     try:
         with _ctrl_c_in_callbacks():
             main()
@@ -127,10 +138,10 @@ def _exit_code(main: Callable[[], None]) -> int:
 
 
 def _end_by_itself(code: int) -> None:
-    """Make a process whose command has failed exit soon after its main thread has ended.
+    """Let this process exit soon after its main thread has ended, even if other threads still run.
 
-    Python waits for all threads, and the threads of an orbax save that could not begin wait ten
-    minutes for a folder that is never made.
+    Otherwise Python waits for all threads at exit. If an orbax save fails to begin, its threads
+    wait ten minutes for a folder that is never made.
     """
 
     def watch() -> None:
@@ -149,9 +160,9 @@ def _report_interrupt() -> int:
 
 @contextlib.contextmanager
 def _ctrl_c_in_callbacks() -> Generator[None]:
-    """Handle Ctrl-C also in callbacks, where Python ignores it.
+    """Handle Ctrl-C also in callbacks of the garbage collector, such as JAX's.
 
-    JAX has such a callback at garbage collection.
+    Python itself ignores exceptions there.
     """
     before = sys.unraisablehook
 
@@ -224,7 +235,7 @@ _LOST = ("unavailable", "deadline_exceeded", "heartbeat", "gloo", "connect")
 
 
 def end_at_once(error: Exception) -> NoReturn:
-    """End this process, from any thread, as `run` would end a command that raises this error."""
+    """Print an error and exit with code 2, as `run` does, but at once and from any thread."""
     _write("stderr", f"error: {_sentence(error) or error}\n")
     _exit_now(2)
 
@@ -234,18 +245,23 @@ def _report_failure(error: Exception, process: int) -> None:
     own = f"error: process {process}"
     runtime = type(error).__name__ == "JaxRuntimeError"
     if runtime and any(word in str(error).lower() for word in _LOST):
-        sentence = f"{own} lost the others ({reason}); start all of them again."
+        sentence = f"{own} lost the other processes ({reason}); start all processes again."
     else:
         traceback.print_exc()
-        sentence = f"{own} failed ({reason}), and the others end with it."
+        sentence = f"{own} failed ({reason}), which ends the other processes of the job as well."
     print(sentence, file=sys.stderr, flush=True)
 
 
 def call_program(program: Literal["train", "eval"], entry_point: str, *arguments: Any) -> None:
-    """Call a function, `module:function`, of the training or the evaluation program.
+    """Call a function of the training or the evaluation program.
 
     In a wheel, the two programs are packages below `redrafter_jax`. In a checkout or an editable
     installation, they are the folders `train` and `eval`.
+
+    Args:
+      program: the program's name.
+      entry_point: the function, as `module:function` within the program.
+      arguments: arguments of the function.
 
     Raises:
       InputError: a package that the program needs is not installed.
@@ -259,13 +275,13 @@ def call_program(program: Literal["train", "eval"], entry_point: str, *arguments
         if error.name is None or error.name.partition(".")[0] in ("redrafter_jax", program):
             raise
         raise InputError(
-            f"redrafter-{program} needs the package {error.name}, which is not installed; in a "
-            "checkout of redrafter-jax, pip install '.[train]' installs all it needs."
+            f"redrafter-{program} needs the package {error.name}, which is not installed; run "
+            "pip install '.[train]' in a checkout of redrafter-jax."
         ) from None
 
 
 def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
-    """Refuse a first word that is not a command, an option or an override."""
+    """Raise `InputError` if the first word is no command, option or override (`name=value`)."""
     known = list(commands)
     if not word or word.startswith("-") or "=" in word or word in known:
         return
@@ -275,23 +291,28 @@ def refuse_unknown_command(word: str, commands: Iterable[str]) -> None:
 
 
 def make_folder(folder: Path, name: str) -> None:
-    """Make a folder for a command's output, before anything slow is done.
+    """Make a folder for a command's output; call this before anything slow.
+
+    `name` is the name of the folder in the error.
 
     Raises:
-      InputError: the folder cannot be made; the error calls it `name`.
+      InputError: the folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"Cannot make {name} {folder}: {error.strerror}.") from None
+        problem = f"Cannot make {name} {folder}: {error.strerror}"
+        raise InputError(f"{problem}; give a path where a folder can be made.") from None
 
 
 def make_folder_of(file: Path, name: str) -> None:
-    """Make the folder of a command's output file; refuse a folder in place of the file.
+    """Make the folder of a command's output file; call this before anything slow.
+
+    `name` is the name of the file in the error.
 
     Raises:
-      InputError: the folder cannot be made, or the file is a folder; the error calls it `name`.
+      InputError: the folder cannot be made, or `file` is a folder.
     """
     make_folder(file.parent, f"the folder of {name}")
     if file.is_dir():
-        raise InputError(f"{name} is {file}, which is a folder; name a file.")
+        raise InputError(f"{name} is {file}, which is a folder; give the path of a file.")

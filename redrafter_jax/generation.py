@@ -46,19 +46,19 @@ class Generation(NamedTuple):
       steps: per row, the number of target calls after prefill.
       acceptance_length: mean number of tokens gained per target call, bonus token included; 1.0
         without a drafter.
-      accept_counts: [B, P]; entry (b, c - 1) is the number of target calls that gained c tokens for
-        row b.
+      accept_counts: [B, P], where P is the most tokens that a call can gain; entry (b, c - 1) is
+        the number of target calls that gained c tokens for row b.
       accepted_by: for each source of drafted tokens ("recurrent", "lookup"), the number of accepted
-        tokens per row. If two sources propose a token, it counts for the first one. The last token
-        of a call counts as the target's bonus token, even if the end of the row cuts the call
-        short.
+        tokens per row. A token that two sources propose counts for the first of them in this
+        mapping. The last token of a call counts as the target's bonus token, even if the end of the
+        row cuts the call short.
       log_probs: per row, the log-probability of each new token under the target at temperature 1,
         without filters; None unless `log_probs` is set.
       texts: per row, the decoded text of the new tokens, without the stop token; None without a
         tokenizer.
       prompt_log_probs: per row, the log-probabilities of the prompt's tokens from the second token
         on, computed like `log_probs`; None unless `prompt_log_probs` is set.
-      mirror: counts of how often trees had been drafted in time; None without `mirror`.
+      mirror: counts of how often the next tree was ready in time; None unless `mirror` is given.
     """
 
     tokens: list[list[int]]
@@ -107,9 +107,9 @@ def generate(
         `{"role": "user", "content": "Hi"}`), a text to continue, or a list of conversations or
         texts.
       max_new_tokens: maximum number of new tokens: one number for all rows, or one per row.
-      tree: the shape of the drafted trees, or a table of the fastest shapes from `load_tree_table`.
+      tree: the shape of the drafted trees, or a table of measured shapes, from `load_tree_table`.
         None uses the drafter's default: `TreeConfig()` for a head, a chain for a model.
-      adaptive: whether to decode without drafting while a tree gains less than it costs; None means
+      adaptive: whether to decode without drafting while drafting makes decoding slower; None means
         True unless `tree` is a `TreeConfig`.
       sampling: sampling settings: one for all rows, or one per row; None is greedy decoding.
       seeds: one random seed per row; seeds may be equal. None uses 0, 1, 2, ...
@@ -125,7 +125,8 @@ def generate(
         drafts them after verification.
 
     Raises:
-      InputError: a prompt, a limit or the drafter does not fit the target.
+      InputError: an argument is invalid; or a prompt, a limit or the drafter does not fit the
+        target.
     """
     bound, _ = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, eos_token_ids)
@@ -194,7 +195,18 @@ def engine_of(
     mirror: MirrorConfig | None = None,
     context_length: int | None = None,
 ) -> Engine:
-    """Return an engine with one slot for each request from `check_batch`; nothing is submitted.
+    """Create an engine with one slot for each request of a batch, without submitting the requests.
+
+    Args:
+      target: the target model.
+      drafter: the drafter, from `bind_models`.
+      requests: requests from `check_batch`.
+      tree: as in `generate`.
+      adaptive: as in `generate`.
+      log_probs: whether the engine reports log-probabilities.
+      mirror: as in `generate`.
+      context_length: maximum number of tokens of a text, prompt included; None takes the maximum
+        over the requests.
 
     Raises:
       InputError: the errors of `generate`.
@@ -221,7 +233,7 @@ def engine_of(
 
 
 def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) -> Generation:
-    """Collect rows of decided tokens, each from its first new token on, into a `Generation`."""
+    """Return the new tokens of each row as a `Generation`, with their counts; `texts` is None."""
     names, longest = engine.drafted_by, engine.longest_path
     if any(token.origin == GRAMMAR for row in rows for token in row):
         names = (*names, GRAMMAR)
@@ -243,7 +255,7 @@ def collect(engine: Engine, rows: Sequence[Sequence[Token]], log_probs: bool) ->
 
 
 def refuse_failure(target: Target, event: Event) -> None:
-    """Raise an error if an event has ended a row because of NaN scores or of its grammar."""
+    """Raise `InputError` if an event has ended a row because of NaN scores or of its grammar."""
     if event.ended == "not numbers":
         raise not_numbers(target)
     if event.ended == "grammar":
@@ -253,18 +265,18 @@ def refuse_failure(target: Target, event: Event) -> None:
 
 
 def not_numbers(target: Target) -> InputError:
-    """Return the error for NaN or infinite scores, which names the model and the faulty weight."""
+    """Return the error for NaN or infinite scores; it names the model and the faulty weight."""
     problem = f"{target.source or 'The model'}: the target's scores are NaN or infinite"
     for path, weight in chain.from_iterable(starmap(parts_of, nnx.to_flat_state(target.params))):
         numbers = [leaf for leaf in jax.tree.leaves(weight) if _is_floating(leaf)]
         if not all(bool(jnp.isfinite(leaf).all()) for leaf in numbers):
             return InputError(
                 f"{problem}, because its weight {'.'.join(map(str, path))} holds such numbers; "
-                "download or convert it again."
+                "download or convert the model again."
             )
     return InputError(
-        f"{problem}, but its weights are finite, so its activations overflow; load it in float32, "
-        "or download it again."
+        f"{problem}, but its weights are finite, so its activations overflow; load the model in "
+        "float32, or download it again."
     )
 
 

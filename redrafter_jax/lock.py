@@ -1,4 +1,4 @@
-"""A lock on an output folder or file; the operating system releases it when the process dies."""
+"""A lock on an output folder or file; the operating system releases the lock of a dead process."""
 
 import getpass
 import os
@@ -20,13 +20,17 @@ _FREE, _HELD, _FAILED = range(3)
 
 @contextmanager
 def hold(place: Path, name: str) -> Generator[None]:
-    """Lock a folder, or a file and the files derived from it, against other runs.
+    """Lock an output against other runs while the context is open.
 
-    The folder, or the file's folder, must exist. In a job of several processes, the first process
-    holds the lock.
+    In a job of several processes, the first process holds the lock.
+
+    Args:
+      place: a folder that exists, or a file in such a folder; the lock of a file also covers the
+        files derived from it.
+      name: name of the setting that holds `place`, for errors.
 
     Raises:
-      InputError: another run holds the lock, or locking fails; the error calls the place `name`.
+      InputError: another run holds the lock, or the place cannot be locked.
     """
     path = place / ".lock" if place.is_dir() else place.with_name(f".{place.name}.lock")
     # There is no fallback to a file that locks by its existence, because such a file would outlive

@@ -16,10 +16,15 @@ _INTERVAL = 10.0
 
 @contextlib.contextmanager
 def progress(total: int, description: str, done: int = 0) -> Generator[Callable[[int], None]]:
-    """Yield a function that reports how much more work is done.
+    """Yield a function that takes the amount of work done since its last call, and reports it.
 
-    A terminal shows a bar; otherwise a line with the time left is written now and then. In a job of
-    several processes, only the first process reports.
+    On a terminal, a bar shows the progress. Elsewhere, a line is written at most every 10 seconds,
+    with an estimate of the time left. In a job of several processes, only the first one reports.
+
+    Args:
+      total: amount of work, in units of the caller's choice.
+      description: what the work is, for the reports.
+      done: amount of work that was done before this call.
     """
     if not is_first():
         yield lambda _: None

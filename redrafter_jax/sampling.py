@@ -1,10 +1,13 @@
 """From the target's scores to a chosen token: adjustments, temperature, filters and noise.
 
-The adjustments (bias, penalties, minimum length) depend on the text so far. At a node of a tree,
-this text includes the node's ancestors, so tree decoding and plain decoding adjust the scores of a
-text in the same way. Order and formulas are those of vLLM: first the bias, then the repetition
-penalty of arXiv 1909.05858 (section 4.1), which also counts the prompt, then the penalties of
-OpenAI's API, which count new tokens only. The mask of tokens that a grammar allows comes last.
+Adjustments are biases, penalties and a minimum length. Penalties and minimum length depend on the
+text so far, which at a node of a tree includes the node's ancestors. So tree decoding and plain
+decoding adjust the scores of a text in the same way.
+
+The order and the formulas are vLLM's. Biases come first. The repetition penalty (arXiv 1909.05858,
+section 4.1) comes next, and counts prompt and new tokens. The frequency and presence penalties of
+OpenAI's API follow, and count new tokens only. The mask of the tokens that a grammar allows comes
+last.
 """
 
 from collections.abc import Callable
@@ -28,12 +31,12 @@ NOISE, FILTERS = "noise", "filters"
 def draw_noise(
     sampling: Sampling, positions: Int[Array, " B"], count: int, vocab_size: int
 ) -> Float[Array, "B P V"]:
-    """Return Gumbel noise for the tokens at `count` positions from `positions` on.
+    """Return Gumbel noise for all V tokens at P = `count` positions, from `positions` on.
 
-    Greedy rows get 0. The noise is a pure function of seed, absolute position and token id; it does
-    not depend on the batch, the tree or the step. Adding it to `log p` and taking the argmax draws
-    a token from p (Gumbel-max). A drafter that uses the same noise can guess the token that will be
-    drawn (shared randomness, arXiv 2408.07978).
+    The noise of greedy rows (temperature 0) is 0. The noise is a pure function of the seed, the
+    position in the text and the token id. It does not depend on the batch, the tree or the step.
+    The argmax of `log p + noise` is a token drawn from p (Gumbel-max). A drafter that uses the same
+    noise can guess the token that will be drawn (shared randomness, arXiv 2408.07978).
     """
 
     def draw() -> Float[Array, "B P V"]:
@@ -93,12 +96,12 @@ def _threefry(
 def filter_logits(
     logits: Float[Array, "B M part"], sampling: Sampling, size: int | None = None
 ) -> Float[Array, "B M part"]:
-    """Return logits divided by the temperature, -inf where top-k, top-p or min-p drops a token.
+    """Divide logits by the temperature, and set tokens that top-k, top-p or min-p drops to -inf.
 
-    The temperature comes first, and then the filters in this order; each filter is applied to the
-    tokens that the previous one kept. Order and definitions are those of Hugging Face's logits
-    processors, except that top-p also keeps all tokens that tie with the last kept token. Greedy
-    rows (temperature 0) are returned unchanged.
+    The temperature comes first, then top-k, top-p and min-p. Each filter is applied to the tokens
+    that the previous filter kept. The order and the definitions are those of Hugging Face's logits
+    processors, with one exception: top-p also keeps all tokens that tie with the last kept token.
+    Greedy rows (temperature 0) are returned unchanged.
 
     Args:
       logits: scores of all tokens; on a mesh possibly this device's shard.
@@ -119,10 +122,11 @@ def of_filtered(
     sampling: Sampling,
     size: int,
 ) -> Made:
-    """Apply `make` to the filtered logits, in both branches of a `cond`, for GPUs.
+    """Return `make(filter_logits(...))`, computed in a way that is faster on GPUs.
 
-    Use this if the result of `make` is written to memory anyway: then no kernel writes bounds for
-    rows without filters. The other arguments are those of `filter_logits`.
+    Use this function if the result of `make` is written to memory anyway. `make` runs inside both
+    branches of a `cond`, so no kernel has to write the filters' bounds if no row has a filter. The
+    other arguments are those of `filter_logits`.
     """
     filters = _filters_of(sampling, size)
     with jax.named_scope(FILTERS):
@@ -134,7 +138,7 @@ def of_filtered(
 
 
 class _Filters(NamedTuple):
-    """The bound of each filter per row; an infinite bound, or a `min_p` of 0, keeps every token."""
+    """The bounds of each row's filters; an infinite bound, or a `min_p` of 0, keeps every token."""
 
     size: int
     unit: Float[Array, " B"]
@@ -185,7 +189,13 @@ def reduce_parts(
     none: tuple[Array, Array],
     join: Join,
 ) -> tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]]:
-    """Reduce the last axis to a few parts, for GPUs; `join_parts` joins the parts."""
+    """Reduce the last axis of two arrays to at most 16 parts, for GPUs; see `join_parts`.
+
+    Args:
+      pair: the arrays.
+      none: the neutral element of `join`, one scalar per array.
+      join: function that joins two (entry, entry) pairs.
+    """
     size, axis = pair[0].shape[-1], pair[0].ndim - 1
     parts = next(parts for parts in range(_PARTS, 0, -1) if size % parts == 0)
     first, second = (one.reshape(*one.shape[:-1], parts, -1) for one in pair)
@@ -196,9 +206,9 @@ def reduce_parts(
 def join_parts(
     pair: tuple[Shaped[Array, "... parts"], Shaped[Array, "... parts"]], join: Join
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
-    """Join the parts of `reduce_parts` one after the other.
+    """Complete the reduction of `reduce_parts`: join its parts one after the other.
 
-    XLA fuses these joins into the next kernel; a second reduction would be a kernel of its own.
+    XLA fuses these joins into the next kernel; a second reduction would be a separate kernel.
     """
     left, right = pair
     return reduce(join, ((left[..., at], right[..., at]) for at in range(left.shape[-1])))
@@ -216,7 +226,7 @@ def adjustment_of(
     Args:
       controls: the controls of the rows.
       tokens: texts of the rows, garbage from `lengths` on.
-      lengths: number of decided tokens, prompts and roots included.
+      lengths: number of decided tokens: the prompt and all chosen tokens, the root included.
       stop_tokens: tokens that end a row, padded with -1.
       vocab_size: V.
     """
@@ -273,10 +283,11 @@ def adjust_nodes(
 
 
 def adjust_drafts(logits: Float[Array, "B M part"], sampling: Sampling) -> Float[Array, "B M part"]:
-    """Adjust a drafter's scores for the text up to the root; unchanged if no row needs it.
+    """Adjust a drafter's scores at M positions for the text up to the root.
 
-    Drafted tokens are not counted. The mask of a grammar is known only for the tokens right after
-    the root, which come first. This can lower the acceptance, but never changes a text.
+    If no row has controls or a grammar, the scores are returned unchanged. Drafted tokens do not
+    count for penalties. A grammar's mask is applied only to the first position, right after the
+    root. These approximations can lower the acceptance rate, but never change a text.
     """
     adjustment, part = sampling.adjustment, logits.shape[-1]
     if adjustment is not None:
@@ -289,7 +300,7 @@ def adjust_drafts(logits: Float[Array, "B M part"], sampling: Sampling) -> Float
 
 
 def unpack_bits(masks: Int[Array, "B N words"], vocab_size: int) -> Bool[Array, "B N V"]:
-    """Unpack masks of 32 tokens per word, lowest bit first."""
+    """Unpack bit masks of the vocabulary, which hold 32 tokens per word, lowest bit first."""
     bits = (masks[..., None] >> jnp.arange(32)) & 1
     return bits.reshape(*masks.shape[:2], -1)[..., :vocab_size] == 1
 
@@ -302,7 +313,7 @@ def keep_allowed(
 
 
 def of_drafted(sampling: Sampling, drafted: Int[Array, " U"] | None) -> Sampling:
-    """Restrict the vocabulary axes of `sampling` to the U draftable tokens; None keeps all."""
+    """Restrict the vocabulary axes of `sampling` to the U tokens `drafted`; None keeps all V."""
     if drafted is None:
         return sampling
     if sampling.allowed is not None:
@@ -341,7 +352,8 @@ def _adjust(
 ) -> Float[Array, "B M K"]:
     """Apply bias and penalties.
 
-    `seen` is whether a token is in the text, and `counts` how often it occurs after the prompt.
+    `seen` says whether a token is in the text. `counts` is the number of its occurrences after the
+    prompt.
     """
     repetition, presence, frequency = (
         one[:, None, None] for one in (controls.repetition, controls.presence, controls.frequency)

@@ -71,7 +71,7 @@ def trace_step(
       target: target, as in `generate`.
       drafter: drafter, as in `generate`.
       prompts: prompts, as in `generate`.
-      tree: shape of the tree, as in `generate`; a table is not allowed.
+      tree: shape of the tree, as in `generate`, but not a table of trees.
       sampling: sampling settings, as in `generate`.
       seeds: random seeds, as in `generate`.
       tokenizer: tokenizer, as in `generate`.
@@ -83,7 +83,7 @@ def trace_step(
     """
     check_size(after, "after", least=0)
     if not isinstance(tree, TreeConfig | None):
-        raise InputError("tree is a table of trees; trace_step needs one TreeConfig.")
+        raise InputError(f"tree is {tree!r:.60}; give trace_step one TreeConfig, or no tree.")
     bound, (one,) = bind_models(target, drafter, tree)
     asked = tokenize(target.config, prompts, tokenizer, None)
     longest = 1 if one is None else one.max_path
@@ -101,7 +101,9 @@ def trace_step(
     engine.advance(passes=None, steps=0)
     for _ in range(after):
         if any(event.ended for event in engine.advance(steps=1)):
-            raise InputError(f"A text ends before step {after + 1}; give a smaller `after`.")
+            raise InputError(
+                f"after is {after}, but a text ends within these steps; give a smaller after."
+            )
     step = jax.jit(partial(decode_step, tree=one))
     _, trace = step(target, bound, engine.state)
     return trace
@@ -110,8 +112,9 @@ def trace_step(
 def show_tree(trace: StepTrace, tokenizer: Any, row: int = 0) -> TreeView:
     """Draw the tree of a decode step, and the path that the target accepted.
 
-    Each token is shown with its probability, given its parent, under the drafter; tokens of prompt
-    lookup have none. The last line is the target's bonus token, which follows the accepted path.
+    Each drafted token is shown with the probability that the drafter gave it after its parent. A
+    token from prompt lookup has no probability. The last line shows the target's bonus token, which
+    follows the accepted path.
 
     Args:
       trace: trace of the step, from `trace_step` or from a decode step.
@@ -119,7 +122,7 @@ def show_tree(trace: StepTrace, tokenizer: Any, row: int = 0) -> TreeView:
       row: index of the row in the batch.
 
     Raises:
-      InputError: the row does not exist, or was done before the step.
+      InputError: the row does not exist, or its text ended before the step.
     """
     rows = trace.tree.tokens.shape[0]
     check_size(row, "row", least=0, most=rows - 1)
@@ -128,7 +131,7 @@ def show_tree(trace: StepTrace, tokenizer: Any, row: int = 0) -> TreeView:
 
 
 class _Node(NamedTuple):
-    """A node of the tree with the texts that are drawn for it."""
+    """A node of the tree, with the texts to draw."""
 
     token: str
     parent: int
@@ -138,7 +141,13 @@ class _Node(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """The nodes without padding, by their index in the tree, and the target's bonus token."""
+    """What is drawn of a step.
+
+    Attributes:
+      nodes: the nodes by their index in the tree, without padding.
+      own: the target's bonus token, as text.
+      end: index of the last accepted node, which the bonus token follows.
+    """
 
     nodes: dict[int, _Node]
     own: str
@@ -173,7 +182,7 @@ def _drawn(trace: StepTrace, tokenizer: Any) -> _Drawn:
 
 
 def _text(drawn: _Drawn) -> str:
-    lines = [f"{drawn.nodes[0].token}  the last decided token"]
+    lines = [f"{drawn.nodes[0].token}  the last token of the text so far"]
 
     def add(parent: int, before: str) -> None:
         children = drawn.children(parent)
@@ -186,7 +195,7 @@ def _text(drawn: _Drawn) -> str:
 
     add(0, "")
     gained = sum(node.accepted for node in drawn.nodes.values())
-    lines.append(f"{drawn.own}  the target's own; tokens gained: {gained}")
+    lines.append(f"{drawn.own}  the target's own token; tokens gained: {gained}")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Streaming generation: tokens and text every few decode steps, and stop strings.
 
-This is host code; stop strings are matched between decode steps.
+This module runs on the host, which matches stop strings between decode steps.
 """
 
 import operator
@@ -42,12 +42,13 @@ class Update:
     """The progress of a stream since its last update.
 
     Attributes:
-      tokens: per row, the tokens decided since the last update.
-      texts: per row, the text released since the last update; "" without `detokenize`. Incomplete
-        characters are held back, and so is text that may become a stop string.
+      tokens: per row, the new tokens since the last update.
+      texts: per row, the new text since the last update; "" without `tokenizer` and `detokenize`.
+        Incomplete characters are held back until they are complete. Text that may begin a stop
+        string is held back until this is certain.
       stopped: per row, whether a stop string has ended the row.
-      pieces: per row, the new tokens as `Token` records: the text that each token released, its
-        source, and its target call; empty without `detokenize`.
+      pieces: per row, the new tokens as `Token` records, each with its text, its source and its
+        target call; empty without `tokenizer` and `detokenize`.
     """
 
     tokens: list[list[int]]
@@ -62,7 +63,7 @@ class Update:
 
     @cached_property
     def generation(self) -> Generation:
-        """The tokens and texts of the stream up to this update, in the form of `generate`."""
+        """The whole stream up to this update, as `generate` returns it."""
         rows = [row[:count] for row, count in zip(self._rows, self._counts, strict=True)]
         collected = collect(self._engine, rows, self._log_probs)
         return collected._replace(texts=self._whole_texts)
@@ -71,13 +72,14 @@ class Update:
 class KeptCache:
     """A cache that consecutive streams share, so that a longer prompt prefills only its new part.
 
-    Pass the same `KeptCache` to every stream of a conversation, one stream at a time. The prefix
-    that a new prompt shares with the decided tokens is reused in whole pages of 64 tokens. This
-    works for any prompt, and also after a stream that was closed early. A cache serves one target.
+    Pass the same `KeptCache` to every stream of a conversation, one stream at a time. A new prompt
+    reuses the prefix that it shares with an earlier text, in whole pages of 64 tokens. This works
+    for any prompt, and also after a stream that was closed early. A `KeptCache` serves one target
+    and one number of prompts.
 
     Args:
-      context_length: maximum number of tokens of a text, prompt included, which sets the size of
-        the cache.
+      context_length: maximum number of tokens of a text, prompt included; it sets the size of the
+        cache.
 
     Raises:
       InputError: `context_length` is not an integer, or is below 1.
@@ -99,7 +101,9 @@ class KeptCache:
         log_probs: bool,
         mirror: MirrorConfig | None = None,
     ) -> Engine:
-        """Return the engine of earlier streams, or a new one if the drafter or the trees differ.
+        """Return the engine of earlier streams, or a new engine if a setting has changed.
+
+        The arguments are those of `engine_of`.
 
         Raises:
           InputError: the cache belongs to another target, has another number of rows, or is too
@@ -119,7 +123,8 @@ class KeptCache:
         if longest > self._context_length:
             raise InputError(
                 f"A text may have {longest} tokens, prompt included, but kept_cache has room for "
-                f"{self._context_length}; ask for fewer, or give KeptCache a longer context_length."
+                f"{self._context_length}; lower max_new_tokens, or give KeptCache a larger "
+                "context_length."
             )
         stops = max(len(request.stop_tokens or ()) for request in requests)
         made_for = (jax.tree.leaves(drafter), type(drafter), tree, adaptive, log_probs, mirror)
@@ -154,10 +159,10 @@ def stream(
 ) -> Generator[Update]:
     """Decode as `generate` does, and yield an `Update` every `steps_per_yield` decode steps.
 
-    The first update holds the token that prefill chooses. Closing the iterator frees the state.
-    Stop tokens and stop strings are not part of a row's text. A row stops when its text contains a
-    stop string: the text is cut before the string, and tokens after the one that completes the
-    string are dropped and not counted.
+    The first update holds the first new token of each row, which prefill chooses. Closing the
+    iterator frees the memory of the stream. Stop tokens and stop strings are not part of a row's
+    text. A row ends when its text contains a stop string: the text is cut before the string. Tokens
+    after the token that completes the string are dropped, and are not counted.
 
     Args:
       target: target, as in `generate`.
@@ -165,7 +170,7 @@ def stream(
       prompts: prompts, as in `generate`.
       max_new_tokens: maximum number of new tokens, as in `generate`.
       tree: shape of the drafted trees, as in `generate`.
-      adaptive: whether to decode without drafting while a tree gains less than it costs, as in
+      adaptive: whether to decode without drafting while drafting makes decoding slower, as in
         `generate`.
       sampling: sampling settings, as in `generate`.
       seeds: random seeds, as in `generate`.
@@ -173,17 +178,18 @@ def stream(
       log_probs: whether to return log-probabilities, as in `generate`.
       steps_per_yield: number of decode steps between two updates.
       detokenize: function from token ids to text; the text of a token must not depend on the
-        tokens after it (no clean-up of spaces). Required for `stop_strings`.
-      stop_strings: strings that end a row: one list for all rows, or one per row.
-      kept_cache: cache of earlier streams, which stays usable after this stream is closed.
+        tokens after it (no clean-up of spaces). None uses the tokenizer's `decode`.
+      stop_strings: strings that end a row: one list for all rows, or one per row. They need
+        `tokenizer` or `detokenize`.
+      kept_cache: cache to share with earlier and later streams; None uses a new cache.
       grammars: constraint on the new text, as in `generate`.
-      tokenizer: tokenizer, as in `generate`; its `decode` is the default of `detokenize`.
+      tokenizer: tokenizer, as in `generate`.
       mirror: settings of mirror decoding, as in `generate`.
 
     Raises:
-      InputError: the errors of `generate`, at the first `next`; a stop string is empty or is given
-        without `detokenize`; or the kept cache is too small, or has another number of rows or
-        another target.
+      InputError: the errors of `generate`; a stop string is empty, or is given without `tokenizer`
+        and `detokenize`; the kept cache is too small, or is for another target or another number of
+        prompts. Errors are raised by the first `next`, not by the call.
     """
     check_size(steps_per_yield, "steps_per_yield")
     bound, _ = bind_models(target, drafter, tree)
@@ -191,7 +197,9 @@ def stream(
     prompts, detokenize = asked.prompts, detokenize or asked.decode
     stops = _stop_strings(stop_strings, len(prompts), detokenize)
     if not isinstance(kept_cache, KeptCache | None):
-        raise InputError(f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave it out.")
+        raise InputError(
+            f"kept_cache is {kept_cache!r:.40}; give a KeptCache, or leave kept_cache out."
+        )
     batch = Batch(prompts, max_new_tokens, sampling, seeds, asked.eos_token_ids)
     make = kept_cache.engine_for if kept_cache else engine_of
     requests = check_batch(target.config, batch)
@@ -248,9 +256,10 @@ def _same_weights(one: Target, other: Target) -> bool:
 
 
 def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether an engine that was made for one drafter and trees fits another drafter and trees.
+    """Whether an engine that was made with the settings `before` fits the settings `now`.
 
-    Their arrays and settings must be the same.
+    The first entry of each holds the drafter's arrays, which must be the same objects. All other
+    entries must be equal.
     """
     if not before:
         return False
@@ -270,9 +279,9 @@ class _Row:
         self._end_tokens = frozenset(end_tokens)
 
     def push(self, decided: Sequence[Token], ended: bool) -> list[Token]:
-        """Add decided tokens, and return the released tokens with the text that each releases.
+        """Add decided tokens, and return those that belong to the row, each with its new text.
 
-        Text that is held back until the end of the row belongs to the last token.
+        Text that is held back until the end of the row belongs to the row's last token.
         """
         if self.stopped:
             return []
@@ -301,12 +310,12 @@ def _stop_strings(
     own = lists_of_rows(stop_strings, rows, "stop_strings", "strings")
     for name, strings in own:
         if any(not isinstance(one, str) for one in strings):
-            raise InputError(f"{name} is {strings!r}; it must hold strings.")
+            raise InputError(f"{name} is {strings!r}; it must hold strings only.")
         if "" in strings:
             raise InputError(f"{name} holds an empty string, which ends every text; leave it out.")
         if strings and detokenize is None:
             raise InputError(
-                f"{name} is given without detokenize; give the tokenizer's decode, so that tokens "
-                "can be read as text."
+                f"{name} is given without detokenize, so tokens cannot be read as text; give "
+                "tokenizer=load_tokenizer(target), or detokenize."
             )
     return [strings for _, strings in own]

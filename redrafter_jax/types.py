@@ -1,16 +1,21 @@
 """The arrays that flow through a decode step, and the letters that name their axes.
 
+A row is one text of a batch. The decided tokens of a row are final: the prompt, and the new tokens
+that the target has chosen. The last decided token is the root of the next draft tree.
+
 B batch          L target layers            W beam width
 T prompt length  Q, K query, key heads      R draft rounds (tokens drafted per beam)
 S cache slots    H head dimension           N tree nodes, root included
 V vocabulary     D model width              P longest accepted path, root included
 E stop tokens    U draftable tokens, U <= V
-Z context width (D per hidden state)        C nodes added by a second drafter
+Z width of joined hidden states (D each)    C nodes added by prompt lookup
 O sources of nodes (`SOURCES`)              X extensions kept per round, X >= W
 
-Some letters have a second meaning elsewhere: E is also the width of a head's blocks (`exit_dim`), C
-the positions of a prompt chunk, X the target calls of one engine call; I and O are the inputs and
-outputs of a linear map.
+A slot of the cache holds the keys and values of one token. Some letters have a second meaning in
+other modules. E is also the width of a head's blocks (`exit_dim`). C is also the number of tokens
+in a chunk of a prompt. X is also the number of target calls in one call of the engine, or of
+guesses after a node. I and O are also the inputs and outputs of a linear map. G and M are sizes
+that each docstring explains.
 
 All types here are `NamedTuple`s: pytrees that pass through every JAX transform.
 """
@@ -25,11 +30,11 @@ Scorer = Callable[[Float[Array, "... D"]], Float[Array, "... U"]]
 
 
 class Controls(NamedTuple):
-    """Sampling controls that depend on the text, as arrays; see `SamplingConfig`.
+    """Penalties, biases and minimum lengths of the rows, as arrays; see `SamplingConfig`.
 
     Attributes:
       prompt_lengths: number of prompt tokens; later tokens count as new.
-      min_tokens: number of new tokens before which no stop token is allowed.
+      min_tokens: number of new tokens that a row must have before a stop token is allowed.
       repetition: repetition penalty for tokens in the text; 1 for none.
       presence: penalty for tokens among the new tokens; 0 for none.
       frequency: penalty per occurrence among the new tokens; 0 for none.
@@ -47,17 +52,18 @@ class Controls(NamedTuple):
 
 
 class Adjustment(NamedTuple):
-    """The effect of the rows' `Controls`, given their texts, on every token of the vocabulary.
+    """The changes of every token's score that `Controls` ask for, given the text of each row.
 
-    For a drafter the vocabulary axis may be U, the draftable tokens, instead of V.
+    For a drafter the vocabulary axis may have length U, the draftable tokens, instead of V.
 
     Attributes:
       controls: the controls of the rows.
       bias: value added to each token's score.
       seen: whether the token occurs in the text, prompt included.
       counts: occurrences of the token after the prompt.
-      stops: whether the token ends the row.
-      short: number of tokens still missing before a stop token is allowed; 0 or less for none.
+      stops: whether the token is a stop token of the row.
+      short: number of new tokens that the row still needs before a stop token is allowed; 0 or less
+        if stop tokens are allowed now.
     """
 
     controls: Controls
@@ -69,18 +75,18 @@ class Adjustment(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Sampling settings per row, as arrays, so that new values do not recompile.
+    """Sampling settings per row, as arrays: new values do not cause a compilation.
 
     Attributes:
       temperature: 0 is greedy.
       top_k: V or more keeps all tokens.
       top_p: 1 keeps all tokens.
       min_p: 0 keeps all tokens.
-      seeds: random seeds; seed and absolute position are the key of a row's noise.
-      adjustment: changes of the scores before temperature and filters, set within a step; None if
-        no row has any (a separately compiled program).
-      allowed: whether a grammar allows a token after each of M nodes, or only after the root if M
-        is 1; None if every token is allowed (a separately compiled program).
+      seeds: random seeds; a row's noise depends only on its seed and on the position in the text.
+      adjustment: changes of the scores before temperature and filters, set within a step. None if
+        no row has such changes; the program for None is compiled separately.
+      allowed: whether a grammar allows each token after each of M nodes; if M is 1, only after the
+        root. None if every token is allowed; the program for None is compiled separately.
     """
 
     temperature: Float[Array, " B"]
@@ -115,13 +121,16 @@ NO_CHOICE = -2
 
 
 class Beams(NamedTuple):
-    """The trace of a beam search.
+    """The extensions that a beam search keeps in each of its R rounds.
+
+    An extension is a beam of the previous round, followed by one more token.
 
     Attributes:
-      tokens: tokens of the X best extensions per round; the first W become the next beams. X = W
-        unless the tree is reranked.
-      parents: index of the beam of the previous round that is extended; 0 in round 0.
-      log_probs: cumulative log-probability of the beam from the root on; at most 0, never NaN.
+      tokens: last tokens of the X best extensions of each round. The first W extensions are the
+        beams of the next round. X = W unless `TreeConfig.rerank` is set.
+      parents: index of the extended beam in the previous round; 0 in round 0.
+      log_probs: cumulative log-probability of each extension from the root on; at most 0, never
+        NaN.
     """
 
     tokens: Int[Array, "B R X"]
@@ -137,11 +146,12 @@ GRAMMAR = "grammar"
 
 
 class TokenTree(NamedTuple):
-    """Draft tokens in topological order; node 0 is the root and its own parent.
+    """Each row's draft tokens as a tree, in topological order.
 
-    Rows with fewer nodes are padded. A padding node has token -1, log-probability -inf and a mask
-    that holds only the node itself. No other node attends to it, and its token equals no choice of
-    the target, so it is never accepted.
+    Node 0 is the root, the row's last decided token; it is its own parent. Rows with fewer nodes
+    are padded. A padding node has token -1, log-probability -inf and a mask that holds only the
+    node itself. No other node attends to a padding node. The target never chooses token -1, so a
+    padding node is never accepted.
 
     Attributes:
       tokens: the node's token; -1 for padding nodes.
@@ -149,8 +159,8 @@ class TokenTree(NamedTuple):
       depth: distance from the root; 0 at the root.
       mask: mask[b, i, j] is True where node j is node i or one of its ancestors.
       log_probs: the drafter's log-probability of the path to the node; 0 at the root.
-      origin: index into `(*SOURCES, GRAMMAR)` of the node's source; -1 at the root and at padding
-        nodes.
+      origin: index into `(*SOURCES, GRAMMAR)` of the node's source, which proposed it; -1 at the
+        root and at padding nodes.
     """
 
     tokens: Int[Array, "B N"]
@@ -162,11 +172,11 @@ class TokenTree(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """The shape of a drafter's own layers in the cache.
+    """The shape of the layers of a drafter that have keys and values in the cache.
 
     Attributes:
       layers: number of layers.
-      heads: K, key/value heads of each.
+      heads: K, key/value heads of each layer.
       head_dim: H, width of a head.
     """
 
@@ -176,11 +186,13 @@ class CacheShape(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the decided tokens in pages, a tuple over layers, head-major.
+    """The paged key-value cache of all decided tokens but the root.
 
-    The target's layers come first, then the drafter's own layers, whose K and H may differ. Token i
-    of row b is in slot `i % PAGE` of page `table[b, i // PAGE]`; on a mesh, page numbers are local
-    to the device. Slots at and past `lengths` hold garbage that nothing reads.
+    `keys` and `values` have one head-major array of pages per layer: first the target's layers,
+    then the drafter's own layers, whose K and H may differ. `table` holds the page numbers of each
+    row, at most M. Token i of row b is in slot `i % PAGE` of page `table[b, i // PAGE]`. On a mesh,
+    page numbers are local to the device. `lengths` is the number of cached tokens of each row.
+    Slots from `lengths` on hold garbage that nothing reads.
     """
 
     keys: tuple[Float[Array, "pages K page H"], ...]
@@ -194,11 +206,11 @@ class Verified(NamedTuple):
 
     Attributes:
       logits: float32 scores of the token after each node; on a mesh possibly a shard of V.
-      hidden: hidden states at each node, concatenated: the outputs of the requested context layers,
-        then the last hidden state after the final norm.
-      keys: per layer, the keys of the nodes. There are more rows than N on devices that compute
-        padded rows.
-      values: per layer, the values of the nodes, with the same rows as `keys`.
+      hidden: hidden states at each node, concatenated: the outputs of the context layers (the
+        target layers that the drafter reads), then the last hidden state after the final norm.
+      keys: per layer, the keys of the nodes. `rows` is N, or larger on devices that compute padding
+        nodes as well.
+      values: per layer, the values of the nodes, in the layout of `keys`.
     """
 
     logits: Float[Array, "B N V"]
@@ -212,7 +224,7 @@ class Halfway(NamedTuple):
 
     Attributes:
       hidden: output of the last computed layer.
-      context: outputs of the computed context layers.
+      context: outputs of the computed layers that are context layers (read by the drafter).
       keys: per computed layer, the keys of the tokens.
       values: per computed layer, the values of the tokens.
     """
@@ -227,7 +239,8 @@ class Accepted(NamedTuple):
     """The path of nodes whose tokens the target would have chosen itself.
 
     Attributes:
-      path: nodes from the root to the deepest accepted one, which is repeated from `count` on.
+      path: indices of the nodes from the root to the deepest accepted node, whose index is repeated
+        from entry `count` on.
       count: number of nodes on the path, 1 to P.
     """
 
@@ -238,15 +251,15 @@ class Accepted(NamedTuple):
 class Decided(NamedTuple):
     """Decided tokens and the target's hidden states at them: the input of `Drafter.read`.
 
-    A chunk of a prompt and the accepted path of a decode step have the same form.
+    The C tokens per row are a chunk of a prompt, or the accepted path of a decode step.
 
     Attributes:
       tokens: consecutive tokens of each row, garbage past its `count`.
-      following: the token after each token; after the last token of a text, the root.
+      following: the token after each of `tokens`. Where the text ends there, this is the new root.
       hidden: hidden states at the tokens, concatenated: the outputs of the target layers that the
         drafter reads, then the last hidden state after the final norm.
-      start: position of the first token.
-      count: number of decided tokens among the C; 0 for a row without new tokens.
+      start: position of the first of `tokens` in the text, from 0.
+      count: number of decided tokens among the C tokens; 0 for a row without new tokens.
     """
 
     tokens: Int[Array, "B C"]
@@ -257,7 +270,7 @@ class Decided(NamedTuple):
 
 
 class View(NamedTuple):
-    """The drafter's view of the rows to draft for.
+    """What a drafter sees of the rows for which it drafts.
 
     Attributes:
       tokens: decided tokens, prompt included; garbage past them.
@@ -273,11 +286,11 @@ class View(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-    """The outcome of a decode step, for drafters and for measurements.
+    """The trace of a decode step: what was drafted, chosen and accepted.
 
     Attributes:
       tree: the verified tree; `tree.origin` holds the source of each node.
-      chosen: the target's next token at every node.
+      chosen: the token that the target chooses after each node.
       accepted: the accepted path of the tree.
       gained: number of tokens that the row gained: the length of the path, or fewer if the row ends
         within it; 0 if the row was done before the step.
@@ -290,15 +303,15 @@ class StepTrace(NamedTuple):
 
 
 class DraftReads(NamedTuple):
-    """The minimum weights that drafting one tree reads, for cost estimates.
+    """The weights that drafting one tree reads at least, for cost estimates.
 
     Attributes:
       weights: parts of the drafter's parameters, each with the number of times it is read.
       projections: number of times the target's vocabulary projection of the draftable tokens is
         read.
       embeddings: rows of the target's embedding that are read per row of the batch.
-      reading: parts of the drafter's parameters that are also read once for the decided tokens, by
-        a drafter with layers of its own in the cache.
+      reading: parts of the drafter's parameters that each step reads once more, to add the decided
+        tokens to the drafter's own layers of the cache; () if there are none.
     """
 
     weights: list[tuple[Any, int]]

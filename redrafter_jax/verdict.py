@@ -1,8 +1,12 @@
-"""The verdict of a measurement of drafting: faster, slower, or too little data to tell.
+"""The verdict of a measurement of drafting: faster, slower, no difference, or too little data.
 
-A gain of prompt lookup is never attributed to a head. The verdict is faster or slower only if the
-number of turns won is beyond chance: two equally fast ways would show it in at most one of a
-hundred measurements.
+A way of drafting is a drafter with one shape of trees. It is measured in turns: in each turn, the
+way of drafting and the baseline decode the same batch, one after the other. The baseline drafts
+nothing.
+
+The verdict is faster or slower only if chance cannot explain the number of turns won. Two equally
+fast ways would reach such a number in at most one of a hundred measurements. A gain of prompt
+lookup is never attributed to a head.
 """
 
 import math
@@ -20,10 +24,12 @@ Kind = Literal["faster", "slower", "no difference", "too little data"]
 
 
 class Texts(NamedTuple):
-    """Numbers of the baseline's texts.
+    """Counts of the texts that the baseline wrote.
 
-    `total` counts all texts, `repeating` those that repeat themselves, and `short` those that end
-    within a few tokens.
+    Attributes:
+      total: number of all texts.
+      repeating: number of texts that repeat themselves.
+      short: number of texts that end within a few tokens.
     """
 
     total: int
@@ -34,7 +40,7 @@ class Texts(NamedTuple):
     def fault(self) -> str:
         """The reason why the texts cannot show the speed of a head; empty if there is none."""
         if self.total < FEWEST_TEXTS:
-            return f"{self.total} text{'s' * (self.total != 1)}, and {FEWEST_TEXTS} are the fewest"
+            return f"{self.total} text{'s' * (self.total != 1)}, but {FEWEST_TEXTS} are needed"
         if 2 * self.short >= self.total:
             return f"{self.short} of {self.total} answers end within a few tokens"
         if 2 * self.repeating >= self.total:
@@ -49,12 +55,12 @@ class MeasuredWay(NamedTuple):
     """A way of drafting that was measured in turns with the baseline.
 
     Attributes:
-      name: name of the way in sentences.
-      tree: shape of its trees; None for the baseline itself.
+      name: name of the way in the verdict.
+      tree: shape of the drafted trees; None for the baseline itself.
       has_head: whether a trained head drafts, alone or with prompt lookup.
       speedup: lower quartile, median and upper quartile of the speed-up over the baseline, over all
         turns; None if no turn could be timed.
-      accepted_by: number of accepted tokens by source.
+      accepted_by: number of accepted tokens by source (the drafter's name, or "lookup").
       turns: number of batches that both this way and the baseline decoded, one after the other.
       faster: number of turns in which this way was faster than the baseline.
     """
@@ -69,7 +75,7 @@ class MeasuredWay(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The median speed-up over the timed batches; 0 if no batch could be timed."""
+        """The median speed-up over the baseline; 0 if no turn could be timed."""
         return self.speedup[1] if self.speedup else 0.0
 
     @property
@@ -84,7 +90,13 @@ class MeasuredWay(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The kind of the verdict, the way that was judged, and a sentence without its period."""
+    """The result of `judge`.
+
+    Attributes:
+      kind: the kind of the verdict.
+      way: the way that was judged, the fastest one.
+      sentence: the verdict with its reasons, without the final period.
+    """
 
     kind: Kind
     way: MeasuredWay
@@ -98,8 +110,12 @@ class Verdict(NamedTuple):
 def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
     """Judge the fastest of several ways of drafting, measured in turns on the same texts.
 
-    Unless the fastest way is a head alone, the sentence also gives the speed-ups of prompt lookup
-    alone and of the head alone, where these were measured.
+    The sentence also gives the best speed-ups of prompt lookup alone and of the head alone, where
+    other ways measured them. If the fastest way is a head alone, no other head is mentioned.
+
+    Args:
+      ways: the measured ways, without the baseline.
+      texts: counts of the texts that the baseline wrote.
     """
     best = max(ways, key=lambda way: way.median)
     untimed = "" if any(way.speedup for way in ways) else "no text goes on beyond its first token"
@@ -107,7 +123,7 @@ def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
         return Verdict("too little data", best, f"Too little data to tell: {fault}")
     if best.turns < FEWEST_TURNS:
         count = f"{best.turns} turn{'s' * (best.turns != 1)} with the baseline"
-        fault = f"{count}, and {FEWEST_TURNS} are the fewest"
+        fault = f"{count}, but {FEWEST_TURNS} are needed"
         return Verdict("too little data", best, f"Too little data to tell: {fault}")
     found = f"{_describe(best)}{_describe_others(ways, best)}"
     # Without accepted tokens a ratio above 1 is the machine's noise.
@@ -120,17 +136,20 @@ def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
 
 
 def _beyond_chance(won: int, turns: int) -> bool:
-    """Whether it is unlikely that one of two equally fast ways wins this number of turns.
+    """Whether one of two equally fast ways wins so many turns with a probability of at most 1%.
 
-    This is a two-sided sign test. It assumes nothing about the distribution of times, so outliers
-    have no effect.
+    This is a two-sided sign test. The test assumes nothing about the distribution of times, so
+    outliers have no effect.
     """
     as_many = sum(math.comb(turns, count) for count in range(won, turns + 1))
     return 2 * as_many <= _BY_CHANCE * 2**turns
 
 
 def describe_tree(tree: TreeConfig | None) -> str:
-    """Describe a tree by letters such as W, R and N, and by its settings that are not defaults."""
+    """Describe a tree in words such as "W=2 R=3 N=4": beam width, draft rounds and nodes.
+
+    If they are set, `lookup_tokens` follows as C, `mean_nodes` as mean, and then `rerank`.
+    """
     if tree is None:
         return "no drafting"
     named = {"W": tree.beam_width, "R": tree.draft_rounds, "N": tree.budget}
@@ -158,7 +177,7 @@ def _describe(way: MeasuredWay) -> str:
 
 
 def _describe_others(ways: Sequence[MeasuredWay], best: MeasuredWay) -> str:
-    """Describe the speed-ups of prompt lookup alone and of the head alone."""
+    """Describe the speed-ups of the other ways that use prompt lookup alone or the head alone."""
     others = ((False, "prompt lookup alone"), (True, "the head alone"))
     found = []
     for has_head, words in others:

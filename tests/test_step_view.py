@@ -39,12 +39,12 @@ def traced(**changes: Any) -> StepTrace:
 
 def test_the_text_has_a_line_for_every_node_and_the_targets_own_token() -> None:
     assert str(show_tree(traced(), LETTERS)).splitlines() == [
-        "'a'  the last decided token",
+        "'a'  the last token of the text so far",
         "├─ ✓ 'b'  0.50 drafter",
         "│  ├─ ✓ 'd'  0.80 drafter",
         "│  └─ · 'h'  lookup",
         "└─ · 'c'  0.25 drafter",
-        "'<'  the target's own; tokens gained: 3",
+        "'<'  the target's own token; tokens gained: 3",
     ]
 
 

@@ -194,7 +194,7 @@ def test_rows_stop_each_at_its_own_string_and_the_others_go_on(
         ({"steps_per_yield": 0}, r"^steps_per_yield is 0; it must be 1 or more\.$"),
         (
             {"stop_strings": ["x"], "detokenize": None},
-            r"^stop_strings is given without detokenize; give the tokenizer's decode",
+            r"^stop_strings is given without detokenize, .*; give tokenizer=load_tokenizer",
         ),
         ({"stop_strings": [["x"], [""]]}, r"^stop_strings of row 1 holds an empty string"),
         ({"stop_strings": [["x"]]}, r"^stop_strings has 1 entries for 2 prompts; give one value"),

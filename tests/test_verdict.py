@@ -85,7 +85,7 @@ def test_the_fastest_way_is_named_with_its_tree_and_whose_gain_it_is(
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        (Texts(2), "2 texts, and 8 are the fewest"),
+        (Texts(2), "2 texts, but 8 are needed"),
         (Texts(24, repeating=12), "12 of 24 texts repeat themselves, which any drafter guesses"),
         (Texts(24, short=12), "12 of 24 answers end within a few tokens"),
     ],
@@ -123,8 +123,8 @@ def test_what_chance_gives_is_no_difference(turns: int, faster: int, kind: str) 
     assert verdict.kind == kind
     if kind == "too little data":
         assert verdict.sentence == (
-            f"Too little data to tell: {turns} turn{'s' * (turns > 1)} with the baseline, and 8 "
-            "are the fewest"
+            f"Too little data to tell: {turns} turn{'s' * (turns > 1)} with the baseline, but 8 "
+            "are needed"
         )
 
 

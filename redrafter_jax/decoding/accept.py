@@ -1,4 +1,4 @@
-"""The acceptance rule: keep the nodes whose tokens the target would have chosen itself."""
+"""The acceptance rule: keep the draft nodes whose tokens the target would have chosen itself."""
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,10 @@ def decide(
     noise: Float[Array, "B P V"],
     sampling: Sampling,
 ) -> tuple[Int[Array, "B N"], Accepted]:
-    """Return the target's choice at every node, and the path of nodes that match its choices.
+    """Return the token that the target chooses after every node, and the accepted path.
 
     The rule is the same for greedy and for sampled rows, and for a tree of any shape. Prefill
-    applies it to a tree of one node, to choose the first token after a prompt.
+    applies the rule to a tree of one node, to choose the first token after a prompt.
 
     Args:
       tree: the verified tree.
@@ -50,10 +50,16 @@ def choose_tokens(
     noise: Float[Array, "B P V"],
     sampling: Sampling,
 ) -> Int[Array, "B N"]:
-    """Return the target's next token at every node; see `decide` for the arguments.
+    """Return the token that the target chooses after every node.
 
     A node at depth d uses noise[:, d]. If the scores are NaN or infinite, the choice is
     `NO_CHOICE`. The host recognises this value among the new tokens and ends the request.
+
+    Args:
+      logits: the target's scores after adjustments and grammar masks, otherwise as in `decide`.
+      depth: depth of each node in the tree.
+      noise: as in `decide`.
+      sampling: as in `decide`; `adjustment` and `allowed` are not used.
     """
     V = noise.shape[-1]
 
@@ -81,9 +87,9 @@ def log_probs_of(logits: Float[Array, "B N V"], chosen: Int[Array, "B N"]) -> Fl
 def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepted:
     """Return the path of nodes that match the target's choices.
 
-    A node matches if its token is the target's choice at its parent; it is accepted if it and all
-    its ancestors match. Siblings have distinct tokens, so the accepted nodes are a single path of
-    at most P nodes.
+    A node matches if its token is the target's choice after its parent. A node is accepted if the
+    node and all its ancestors match. Siblings have distinct tokens, so the accepted nodes are a
+    single path of at most P = `max_path` nodes.
     """
     matches = tree.tokens == jnp.take_along_axis(chosen, tree.parents, axis=1)
     matches = matches.at[:, 0].set(True)
@@ -96,7 +102,7 @@ def accept(tree: TokenTree, chosen: Int[Array, "B N"], max_path: int) -> Accepte
 def path_to(
     tree: TokenTree, last: Int[Array, " B"], count: Int[Array, " B"], max_path: int
 ) -> Accepted:
-    """Return the path from the root to node `last`, which has `count` nodes."""
+    """Return the path from the root to node `last`; the path has `count` nodes."""
     chain = jnp.take_along_axis(tree.mask, last[:, None, None], axis=1)
     at_depth = tree.depth[:, None, :] == jnp.arange(max_path)[:, None]
     path = jnp.argmax(chain & at_depth, axis=-1)
@@ -105,7 +111,7 @@ def path_to(
 
 
 def is_stop(tokens: Int[Array, "B M"], stop_tokens: Int[Array, "B E"]) -> Bool[Array, "B M"]:
-    """Return whether each token ends its row: `NO_CHOICE` and the stop tokens do."""
+    """Return whether each token is a stop token of its row, or `NO_CHOICE`."""
     stops = (tokens[:, :, None] == stop_tokens[:, None, :]).any(axis=-1)
     return stops | (tokens == NO_CHOICE)
 

@@ -1,12 +1,14 @@
 """Mirror decoding (arXiv 2510.13161): trees drafted ahead for possible outcomes of a step.
 
-After its first layers, the target guesses the tokens that it will choose at every node (its early
-exit). Each guess is an outcome of the step: the path to a node is accepted, and is followed by a
-token that is not a child of the node. For the most likely outcomes the drafter drafts the next
-trees while the target runs its remaining layers. Such a tree is used if its outcome occurs.
+An outcome of a step is a pair: the last accepted node, and the token that the target chooses after
+that node. The token is not a child of the node, because the child would have been accepted.
 
-The drafter has a `DecodeState` of its own, whose cache has only the drafter's layers: the pages of
-the texts, followed by those of the outcomes.
+The target guesses outcomes after its first layers (early exit). For the most likely outcomes the
+drafter drafts the next trees while the target runs its remaining layers. Such a tree is used if its
+outcome occurs.
+
+The drafter has a separate `DecodeState`, whose cache holds only the drafter's layers. The pages of
+the outcomes follow the pages of the texts.
 """
 
 from functools import partial
@@ -28,14 +30,14 @@ from redrafter_jax.types import Decided, DecodeState, Halfway, KVCache, Sampling
 
 
 class EarlyExit(NamedTuple):
-    """The target's guesses after its first layers.
+    """The target's guesses of its next tokens, from its first layers alone.
 
     Attributes:
       tokens: the X most likely tokens after each node, most likely first.
-      log_probs: log-probabilities of `tokens`, after adding the noise with which the target will
+      log_probs: log-probabilities of `tokens`, which include the noise with which the target will
         choose.
-      hidden: hidden states after the first layers, which stand in for the hidden states of all
-        layers; of width 0 for a drafter that reads tokens only.
+      hidden: hidden states after the first layers, which replace the hidden states of all layers
+        for the drafter; of width 0 for a drafter that reads tokens only.
     """
 
     tokens: Int[Array, "B N X"]
@@ -47,8 +49,8 @@ class Outcomes(NamedTuple):
     """M guessed outcomes of a step for each row.
 
     Attributes:
-      nodes: index of the last accepted node.
-      tokens: the token that the target chooses after this node.
+      nodes: index of the last accepted node in the outcome.
+      tokens: the token that the target chooses after this node in the outcome.
       ranks: rank of the token among the guesses after its node, from 0.
     """
 
@@ -89,11 +91,17 @@ def exit_early(
 
 
 def guess_outcomes(tree: TokenTree, guessed: EarlyExit, candidates: int, count: int) -> Outcomes:
-    """Return the M most likely outcomes among the k most likely next tokens of each node.
+    """Return the M most likely outcomes of a step.
 
-    The likelihood of an outcome is the probability of reaching its node times the probability of
-    its token. If the token of a node was not guessed, the node gets the probability that the
-    guesses leave over, but no more than the probability of the least likely guess.
+    The likelihood of an outcome is the probability that its node is reached, times the probability
+    of its token. A node whose token is not among the guesses after its parent gets the probability
+    that these guesses leave over, but at most the probability of the least likely guess.
+
+    Args:
+      tree: the tree that the target verifies.
+      guessed: the guesses after each node.
+      candidates: k, number of guesses after each node that are considered, children excluded.
+      count: M, number of outcomes to return.
     """
     B, N = tree.tokens.shape
     probs = jnp.exp(guessed.log_probs)
@@ -129,16 +137,17 @@ def draft_ahead(
     outcomes: Outcomes,
     config: TreeConfig,
 ) -> tuple[DecodeState, TokenTree]:
-    """Draft the next tree for every outcome, as a batch of B * M rows grouped by row.
+    """Draft the next tree for every outcome, as a batch of B * M rows.
 
-    Each outcome's path is read into separate pages, so the pages of the texts do not change.
+    Row b M + m of this batch is outcome m of row b. The drafter reads the path of each outcome into
+    separate pages, so the pages of the texts do not change.
 
     Args:
       decoder: the target; its embedding, final norm and vocabulary projection are used.
       drafter: the drafter.
       state: the drafter's state.
       tree: the tree that the target verifies.
-      hidden: hidden states that stand in for the hidden states of all layers.
+      hidden: hidden states at the nodes of the tree, from `EarlyExit`.
       outcomes: outcomes to draft for.
       config: the shape of the trees.
 
@@ -164,7 +173,7 @@ def assume(
     lengths: Int[Array, " B"],
     max_path: int,
 ) -> Decided:
-    """Return the tokens that each outcome decides, as B * M rows."""
+    """Return the accepted path of each outcome as the input of `Drafter.read`, in B * M rows."""
     M, last = outcomes.nodes.shape[1], outcomes.nodes.reshape(-1)
     spread = partial(jnp.repeat, repeats=M, axis=0)
     row = spread(jnp.arange(len(lengths)))[:, None]
@@ -178,7 +187,7 @@ def assume(
 
 
 def fork(state: DecodeState, count: int, max_path: int) -> DecodeState:
-    """Return M rows for each row of the drafter's state, whose pages are those of `fork_pages`."""
+    """Copy each row of the drafter's state M = `count` times, with the cache of `fork_pages`."""
     small = state._replace(cache=state.cache._replace(keys=(), values=()))
     forks = jax.tree.map(partial(jnp.repeat, repeats=count, axis=0), small)
     return forks._replace(cache=fork_pages(state.cache, count, max_path))
@@ -190,10 +199,11 @@ def forked_pages(max_path: int) -> int:
 
 
 def fork_pages(cache: KVCache, count: int, max_path: int) -> KVCache:
-    """Return the cache of each row's M outcomes, which share all pages of the row but its last one.
+    """Return a cache with M = `count` rows for each row, one per outcome.
 
-    Each outcome has pages of its own at the end of the cache. The first of them starts as a copy of
-    the row's last page, because the outcome writes to the rest of that page.
+    The outcomes of a row share all pages of the row except the last one. Each outcome has separate
+    pages at the end of the cache. The first of these pages starts as a copy of the row's last page,
+    because the outcome writes to the rest of that page.
     """
     B, width = cache.table.shape
     table, span = jnp.repeat(cache.table, count, axis=0), forked_pages(max_path)
@@ -217,7 +227,7 @@ def fork_pages(cache: KVCache, count: int, max_path: int) -> KVCache:
 def pick(
     trees: TokenTree, outcomes: Outcomes, last: Int[Array, " B"], root: Int[Array, " B"]
 ) -> tuple[TokenTree, Int[Array, " B"]]:
-    """Return each row's tree for the outcome that occurred, and the outcome's rank.
+    """Return each row's tree for the outcome that occurred, and the outcome's rank in `Outcomes`.
 
     The rank is -1 if the outcome was not guessed; the tree is then arbitrary.
 
@@ -237,7 +247,7 @@ def pick(
 def read_decided(
     decoder: Decoder, drafter: Drafter, state: DecodeState, decided: Decided
 ) -> DecodeState:
-    """Let the drafter read decided tokens of a prompt or of a path, and return its state."""
+    """Let the drafter read a chunk of a prompt or an accepted path, and return its new state."""
     cache, reads = state.cache, decided.count > 0
     own, layers = drafter.read(decoder, state.own, cache._replace(lengths=decided.start), decided)
     start = jnp.where(reads, decided.start, cache.lengths)

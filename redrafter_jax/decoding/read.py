@@ -1,4 +1,4 @@
-"""Prefill: reads prompts into the cache in chunks, and chooses the first token after a prompt."""
+"""Prefill: reads prompts into the cache in chunks, and chooses the first new token of each row."""
 
 from typing import Any, NamedTuple
 
@@ -28,18 +28,19 @@ def chunk_length() -> int:
 
 
 def joins_steps() -> bool:
-    """Return whether one target pass for a chunk and a decode step is faster than two.
+    """Return whether to read a chunk and decode a step in one target pass rather than in two.
 
-    It is on a platform where a step takes the time to read the weights, which is not so on a CPU.
+    One pass reads the weights once instead of twice. This is faster where reading the weights takes
+    most of a step's time: on all platforms except CPUs.
     """
     return jax.default_backend() != "cpu"
 
 
 def lookahead(drafter: Drafter) -> int:
-    """Return how many tokens after a token its cache entries also depend on.
+    """Return the number of following tokens on which the cache entries of a token depend.
 
-    It is 1 for a drafter with layers of its own, because the entry of such a layer at a token
-    depends on the next token as well; otherwise it is 0.
+    The number is 1 for a drafter with its own layers in the cache, because such a layer may read
+    each token together with the next token. Otherwise the number is 0.
     """
     return 0 if drafter.cache is None else 1
 
@@ -71,7 +72,7 @@ def read_chunk(
     lengths: Int[Array, " B"],
     sampling: Sampling,
 ) -> ReadChunk:
-    """Read C tokens of each prompt, and choose the root for prompts that end in the chunk.
+    """Read C tokens of each prompt, and choose the first new token if a prompt ends in the chunk.
 
     Args:
       decoder: the target.

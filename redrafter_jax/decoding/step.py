@@ -28,14 +28,17 @@ from redrafter_jax.types import (
 def decode_step(
     target: Target, drafter: Drafter, state: DecodeState, *, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace]:
-    """Run one decode step as a program of its own; code within a program calls `verified_step`.
+    """Run one decode step as a separate program; within a program, call `verified_step` instead.
 
     Args:
       target: the target model.
-      drafter: the drafter, checked for this target.
+      drafter: the drafter, checked for this target by `bind_models`.
       state: the state from `read_rows` with this drafter, or from the previous step.
       tree: the shape of the tree; with None, the tree is only the root, as in autoregressive
         decoding.
+
+    Returns:
+      The state after the step, and the step's trace.
     """
     state, trace, _ = verified_step(target.merge(), drafter, state, tree)
     return state, trace
@@ -48,12 +51,12 @@ def verified_step(
 
     Args:
       decoder: the target, as returned by `Target.merge`.
-      drafter: the drafter, checked for this target.
+      drafter: the drafter, checked for this target by `bind_models`.
       state: the state after reading a prompt, or after the previous step.
       tree: the shape of the tree; with None, the tree is only the root.
 
     Returns:
-      The state after the step, its outcome, and the target's outputs over the tree.
+      The state after the step, the step's trace, and the target's outputs over the tree.
     """
     noise = step_noise(state, longest_path(tree), decoder.config.vocab_size)
     seen = as_asked(state)
@@ -65,7 +68,7 @@ def verified_step(
 
 
 def as_asked(state: DecodeState) -> DecodeState:
-    """Return the state with length 0 for rows that are done, so that attention skips them."""
+    """Return the state with cache length 0 for rows that are done, so that attention skips them."""
     lengths = jnp.where(state.done, 0, state.cache.lengths)
     return state._replace(cache=state.cache._replace(lengths=lengths))
 
@@ -81,7 +84,7 @@ def decide_step(
 ) -> tuple[DecodeState, StepTrace, Verified]:
     """Run the part of a step after the proposal: verify the tree, finish the step, read the path.
 
-    Returns the same as `verified_step`.
+    The result is that of `verified_step`.
 
     Args:
       decoder: the target, as returned by `Target.merge`.
@@ -121,7 +124,7 @@ def propose(
     noise: Float[Array, "B P V"],
     tree: TreeConfig | None,
 ) -> TokenTree:
-    """Return the drafter's tree for a decode state; nodes of prompt lookup are added to it."""
+    """Draft the next tree of every row, with the nodes that prompt lookup adds."""
     if tree is None:
         return root_tree(state.root)
     view = View(state.tokens, state.cache.lengths, state.root, state.sampling)
@@ -148,8 +151,8 @@ def verify(
 ) -> Verified:
     """Run one target pass over the tree; the cache is only read.
 
-    The cache holds the tokens before the root. If `nodes` is given, by `share_nodes`, the pass
-    computes only these M nodes of the whole batch.
+    The cache holds the tokens before the root. `nodes` are indices into the B * N nodes of the
+    batch, from `share_nodes`. If they are given, the pass computes only these M nodes.
     """
     target_layers, _ = split_layers(cache, len(decoder.layers))
     if nodes is not None:
@@ -167,7 +170,7 @@ def verify_with_chunk(
     chunk_cache: KVCache,
     context_layers: tuple[int, ...] = (),
 ) -> tuple[Verified, Passed]:
-    """Run `verify`, and the pass of `read_chunk` over prompts of other rows, as one pass."""
+    """Run `verify` and the target pass of `read_chunk`, for G other rows, as one target pass."""
     from redrafter_jax.models.packed import forward_tree_and_chunk
 
     target_layers, _ = split_layers(cache, len(decoder.layers))
@@ -183,7 +186,10 @@ def read_path(
     verified: Verified,
     trace: StepTrace,
 ) -> DecodeState:
-    """Return the state after a step, once the drafter has read the accepted path."""
+    """Let the drafter read the accepted path, and return the state after the step.
+
+    `before` is the state before the step, and `after` is the state that `finish` returns.
+    """
     decided = decided_path(before, verified, trace)
     target_layers, own_layers = split_layers(after.cache, len(decoder.layers))
     # `finish` has already advanced lengths; drafters write from the path's start.
@@ -217,7 +223,7 @@ def finish(
     A row ends where the path reaches a stop token or the row's limit.
 
     Returns:
-      The state after the step, before the drafter reads the path, and the step's outcome.
+      The state after the step, in which the drafter has not read the path yet; and the trace.
     """
     chosen, accepted = decide(tree, verified.logits, noise, state.sampling)
     gained = jnp.take_along_axis(chosen, accepted.path, axis=1)
@@ -253,7 +259,7 @@ def finish(
 def write_tokens(
     rows: Shaped[Array, "B S"], fresh: Shaped[Array, "B M"], start: Int[Array, " B"]
 ) -> Shaped[Array, "B S"]:
-    """Write fresh entries to the rows from `start` on; the rows must have room for them."""
+    """Write M fresh entries to each row from index `start` on; each row must have room for M."""
     own = jnp.arange(len(rows))[:, None]
     places = start[:, None] + jnp.arange(fresh.shape[1])
     return rows.at[own, places].set(fresh, mode="drop", unique_indices=True)

@@ -1,1 +1,1 @@
-"""The decoding engine: requests take rows of a decode state, read their prompts and decode."""
+"""The decoding engine: it gives requests rows of a decode state, reads prompts and decodes."""

@@ -26,10 +26,15 @@ def make_row(
     stop_tokens: tuple[int, ...],
     stop_width: int | None = None,
 ) -> Row:
-    """Check a request as `generate` does, and return it as a row.
+    """Check a request as `generate` does, and return it as a row of the scheduler.
 
-    `stop_tokens` are the stop tokens of a request that has none of its own. `stop_width` is E, the
-    maximum number of stop tokens; if it is None, E is the number of stop tokens of this request.
+    Args:
+      target: the target model.
+      number: number of the request.
+      request: the request.
+      stop_tokens: stop tokens of a request whose `stop_tokens` are None.
+      stop_width: E, maximum number of stop tokens; None takes the number of stop tokens of this
+        request, rounded up to a multiple of 8.
 
     Raises:
       InputError: a value does not fit the target, or there are too many stop tokens.
@@ -49,9 +54,9 @@ def make_row(
 
 
 def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
-    """Build the row that idle places of a prefill pass read.
+    """Build the row that unused places of a prefill pass read.
 
-    It has the maximum number of stop tokens, so that its arrays have the shapes of every other row.
+    The row has the maximum number of stop tokens, so its arrays have the shapes of all other rows.
     """
     return make_row(target, -1, Request([0], 1, 0), (*stop_tokens, *[0] * OWN_STOPS))
 
@@ -59,13 +64,17 @@ def idle_row(target: Target, stop_tokens: Sequence[int]) -> Row:
 def beginnings(
     slots: Sequence[Row | None], admitted: Mapping[int, int], part: int, shape: tuple[int, int]
 ) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, "G S"]]:
-    """Find the rows whose prefix is already cached, and the tokens of this prefix.
+    """Find the new rows whose prefix is already cached, and the tokens of these prefixes.
 
     Args:
       slots: row in each slot; None if the slot is free.
-      admitted: slot of each newly admitted request; the key is the place in the pass.
+      admitted: slots of the requests that have just got their slots, by place in the pass.
       part: number of slots per shard of the mesh.
-      shape: (G, S): the number of places in the pass, and the size of the token buffer.
+      shape: (G, S): the number of places in the pass, and the maximum number of tokens of a row.
+
+    Returns:
+      For each place, the row's index within its shard, or `part` if the row has no cached prefix;
+      and the tokens of the prefix, padded with zeros.
     """
     rows, tokens = np.full(shape[0], part, np.int32), np.zeros(shape, np.int32)
     for at, index in admitted.items():
@@ -87,10 +96,10 @@ def next_chunk(
 
     Args:
       slots: row in each slot; None if the slot is free.
-      places: slot whose prompt is read; the key is the place in the pass.
+      places: slots whose prompts are read, by place in the pass.
       part: number of slots per shard of the mesh.
       shape: (G, C): the number of places in the pass, and the number of tokens in a chunk.
-      idle: row that all places without a prompt read.
+      idle: row to read at all places without a prompt.
     """
     G, C = shape
     # Row `part` is out of range: an idle place.
@@ -116,11 +125,11 @@ def next_chunk(
 def controls_of(
     config: TargetConfig, requests: Mapping[int, Request], rows: int
 ) -> Controls | None:
-    """Build the text-dependent sampling controls of requests; None if no request has any.
+    """Build the `Controls` of requests; None if no request has penalties, biases or `min_tokens`.
 
     Args:
       config: configuration of the target.
-      requests: requests; the key is the place in the batch.
+      requests: requests, by place in the batch.
       rows: number of places; places without a request have no controls.
     """
     asked = {at: one.sampling for at, one in requests.items() if one.sampling.adjusts}
@@ -159,7 +168,10 @@ def _filled(value: int | float, *shape: int) -> Any:
 def first_masks(
     rows: Mapping[int, Row], count: int, vocab_size: int
 ) -> Int[np.ndarray, "G words"] | None:
-    """Build the masks of the tokens allowed next, one per place; None if no row has a grammar."""
+    """Build bit masks of the tokens that the rows' grammars allow next, one mask per place.
+
+    Returns None if no row has a grammar.
+    """
     matchers = {at: row.matcher for at, row in rows.items() if row.matcher is not None}
     if not matchers:
         return None
@@ -172,12 +184,16 @@ def first_masks(
 def next_batch(
     active: Sequence[int], rows: int, parts: Sequence[range]
 ) -> tuple[Int[np.ndarray, " G"], dict[int, int]]:
-    """Lay out the next decode batch: return the row at each place, and the slot at each place.
+    """Lay out the next decode batch.
 
     Args:
       active: slots to decode.
-      rows: G, places of the batch, at least the number of active slots.
+      rows: G, number of places in the batch, at least the number of slots to decode.
       parts: ranges of slots, one per shard of the mesh.
+
+    Returns:
+      For each place, the row's index within its shard, or the shard's size if the place is idle;
+      and the slots by place, without idle places.
     """
     size = len(parts[0])
     batch = np.full(rows, size, np.int32)

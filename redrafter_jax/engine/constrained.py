@@ -1,7 +1,7 @@
-"""Requests constrained by grammars: a step is two programs, with host code between them.
+"""Decoding under grammars: a step is two programs, with host code between them.
 
-Only the host can compute the tokens that a grammar allows after each node. So a step of a batch in
-which a row has a grammar proposes trees in one program and decides them in another. All other steps
+Only the host can compute the tokens that a grammar allows after each node. So if a row of a batch
+has a grammar, one program proposes the trees of a step, and another verifies them. All other steps
 run without the host, in `device.decode_rows`.
 """
 
@@ -39,13 +39,14 @@ def hold(
     grammars: PerRow[Grammar | CompiledGrammar | None],
     tokenizer: Any,
 ) -> list[Request]:
-    """Attach the compiled grammars to the requests.
+    """Return the requests with their grammars, which are compiled where needed.
 
     Args:
       config: configuration of the target.
       requests: requests returned by `check_batch`.
       grammars: one grammar for all rows, or one per row; None leaves a row unconstrained.
-      tokenizer: tokenizer from `load_tokenizer`; only grammars that are not compiled need it.
+      tokenizer: tokenizer from `load_tokenizer`, to compile a `Grammar`; may be None for compiled
+        grammars.
 
     Raises:
       InputError: a grammar cannot be used, or there is no tokenizer to compile it with.
@@ -60,7 +61,7 @@ def hold(
             if backend is None:
                 raise InputError(
                     "A Grammar is compiled with a tokenizer, and none is given; give "
-                    "tokenizer=load_tokenizer(target)."
+                    "tokenizer=load_tokenizer(target) as well."
                 )
             stops = request.stop_tokens or ()
             if stops not in compilers:
@@ -78,7 +79,7 @@ def hold(
 def check_grammar(
     config: TargetConfig, grammar: CompiledGrammar, sampling: SamplingConfig, stops: Sequence[int]
 ) -> None:
-    """Refuse a grammar that does not fit the target or the other settings of its request.
+    """Check that a grammar fits the target and the other settings of a request.
 
     Args:
       config: configuration of the target.
@@ -87,17 +88,18 @@ def check_grammar(
       stops: stop tokens of the request.
 
     Raises:
-      InputError: the grammar is for another vocabulary, or `stops` or `min_tokens` contradict it.
+      InputError: the grammar is for another vocabulary; `stops` lacks an end token of the grammar;
+        or the sampling settings have `min_tokens`.
     """
     if grammar.vocab_size != config.vocab_size:
         raise InputError(
             f"The request's grammar is over {grammar.vocab_size} tokens, but the target has "
-            f"{config.vocab_size}; compile it with the target's tokenizer."
+            f"{config.vocab_size}; compile the grammar with the target's tokenizer."
         )
     if not grammar.end_tokens <= set(stops):
         raise InputError(
             "The request has a grammar, but its stop tokens lack some tokens that end the text of "
-            "the grammar; leave the request's stop tokens out."
+            "the grammar; leave the stop tokens out of the request."
         )
     if sampling.min_tokens:
         raise InputError(
@@ -120,14 +122,14 @@ def step_in_two(
 ) -> tuple[DecodeState, tuple[Gains, Bool[Array, " G"]]]:
     """Run one step of a batch in which some rows have grammars, as two programs.
 
-    The first drafts the trees. Between the two, the host computes what the grammars allow after
-    each node. The second verifies the trees with these masks.
+    The first program drafts the trees. Then the host computes masks of the tokens that the grammars
+    allow after each node. The second program verifies the trees with these masks.
 
     Args:
       target: the target model.
       drafter: the drafter.
       state: decode state of B rows, donated.
-      rows: the rows that decode, by place in the batch.
+      rows: the scheduler's rows that decode, by place in the batch.
       batch: index in the state of the row at each place (`rows` of `decode_rows`), on the mesh.
       controls: controls of the rows, as in `decode_rows`, on the mesh.
       masks: bit masks of the tokens that grammars allow after each row's root.
@@ -162,13 +164,13 @@ def propose_rows(
 
     Args:
       target: the target model.
-      drafter: the drafter; it sees the masks after the roots.
+      drafter: the drafter; the masks apply to its scores right after the roots.
       state: decode state of B rows, not donated.
-      rows: row of the state at each place, as in `decode_rows`.
+      rows: index in the state of the row at each place, as in `decode_rows`.
       controls: controls of the G rows, as in `decode_rows`.
       masks: bit masks of the tokens allowed after each root.
-      forced: the tokens that the grammar forces after each root, padded with -1; they become nodes
-        of the tree. F is less than P, and 0 if a tree is only the root.
+      forced: the next F tokens that the grammar forces after each root, padded with -1; they become
+        nodes of the tree. F is less than P, and 0 if a tree is only the root.
       tree: the shape of the trees; with None, a tree is only the root.
     """
     decoder, V = target.merge(), target.config.vocab_size
@@ -209,11 +211,11 @@ def decide_rows(
     Args:
       target: the target model.
       drafter: the drafter.
-      state: decode state of B rows at the time of the proposal, donated.
-      rows: row of the state at each place, as in `decode_rows`.
+      state: decode state of B rows, unchanged since the proposal, donated.
+      rows: index in the state of the row at each place, as in `decode_rows`.
       controls: controls of the G rows, as in `decode_rows`.
       drafted: the proposed trees.
-      masks: bit masks of the tokens allowed at each node.
+      masks: bit masks of the tokens allowed after each node.
       tree: the shape of the proposed trees.
       top: number of most likely tokens to report per position, as in `read_rows`.
     """
@@ -253,7 +255,7 @@ def _node_masks(
     parents: Int[np.ndarray, "G N"],
     vocab_size: int,
 ) -> Int[np.ndarray, "G N words"]:
-    """Bit masks of the tokens allowed at each node of the rows' trees."""
+    """Return bit masks of the tokens allowed after each node of the rows' trees."""
     masks = np.full((*tokens.shape, -(-vocab_size // 32)), -1, np.int32)
     for at, row in rows.items():
         if row.matcher is not None:

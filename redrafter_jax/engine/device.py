@@ -1,8 +1,9 @@
-"""The programs that the engine runs on the device, over a decode state of B rows.
+"""The compiled programs that the engine runs, over a decode state of B rows.
 
 The programs know nothing about the queue: the caller says which rows read which tokens, and which
 rows decode. The shapes of the arrays depend only on sizes such as B and C, so a new request
-compiles nothing. On a mesh, each device numbers the rows of its shard from 0.
+compiles nothing. A place is an index into the smaller batch of G rows on which a program works. On
+a mesh, each device numbers the rows of its shard from 0.
 """
 
 from collections.abc import Callable
@@ -43,14 +44,14 @@ class Chunk(NamedTuple):
     """The input of one prefill pass: C tokens of the prompts of G rows.
 
     Attributes:
-      rows: row of the state at each place of the pass; B marks an idle place. If G is B, place i is
-        row i or idle.
-      begins: position of the first token that is read.
+      rows: index in the state of the row at each place; B marks an idle place. If G is B, place i
+        holds row i or is idle.
+      begins: position in the prompt of the first token to read.
       is_new: whether this is the first chunk of the request.
-      following: the token after the chunk, if the prompt goes on after it.
+      following: the token after the chunk; arbitrary if the prompt ends in the chunk.
       speculates: whether trees are drafted for the row.
-      requests: the requests; their `tokens` begin at position `begins`, padded past the end of the
-        prompt.
+      requests: the requests; their `tokens` are the C tokens from position `begins` on, padded past
+        the end of the prompt.
     """
 
     rows: Int[Array, " G"]
@@ -66,10 +67,10 @@ class Chunk(NamedTuple):
 def write_texts(
     target: Target, state: DecodeState, rows: Int[Array, " G"], texts: Int[Array, "G S"]
 ) -> DecodeState:
-    """Write to some rows the tokens whose keys and values are already in shared cache pages.
+    """Write the token buffers of some rows, for tokens that are already in shared cache pages.
 
-    These tokens are not read by a prefill pass, so they must be written here. Where `rows` is B,
-    one past the last row, nothing is written.
+    No prefill pass reads these tokens, so no other program writes them. Where `rows` is B, one past
+    the last row, nothing is written.
     """
     del target  # only used by `per_shard`, for the mesh
     return state._replace(tokens=state.tokens.at[rows].set(texts, mode="drop"))
@@ -98,7 +99,7 @@ def read_rows(
       state: decode state of B rows, donated.
       chunk: the tokens to read.
       controls: controls of the G rows; None if no row has any.
-      masks: bit masks of the tokens that grammars allow as the first token; None allows all tokens.
+      masks: bit masks of the tokens that grammars allow as the first new token; None allows all.
       top: M, number of most likely tokens to report per position; None reports no
         log-probabilities.
       prompt_top: number of most likely tokens to report per position of the prompt; None reports no
@@ -116,13 +117,13 @@ def read_rows(
 
 
 class _Begun(NamedTuple):
-    """A prefill pass that begins: the rows before it, and the arguments of `read_chunk`.
+    """The inputs of a prefill pass: the rows before the pass, and the arguments of `read_chunk`.
 
     Attributes:
       old: the G rows before the pass.
       tokens: the texts of the rows, with the chunk.
       own: drafter state; empty for new requests.
-      cache: cache of the rows, whose lengths are the start of the chunk.
+      cache: cache of the rows; `lengths` are the positions at which the chunk starts.
       fresh: the C tokens of the chunk and the token after them.
       ends: lengths of the prompts; 0 for a row that reads nothing.
       sampling: sampling settings for the first token after a prompt.
@@ -241,18 +242,19 @@ def decode_rows(
 
     Args:
       target: the target model.
-      drafter: the drafter; it reads the decided tokens even if `tree` is None.
+      drafter: the drafter, which reads the new tokens even if `tree` is None.
       state: decode state of B rows, donated.
-      rows: row of the state at each place of the batch; B marks an idle place. If G is B, place i
-        is row i or idle.
+      rows: index in the state of the row at each place; B marks an idle place. If G is B, place i
+        holds row i or is idle.
       most: maximum number of steps of this call, at most X.
       controls: controls of the G rows, as in `read_rows`.
       tree: the shape of the trees; with None, a tree is only the root.
-      steps: X, number of steps for which the returned arrays have room.
+      steps: X, maximum number of steps of the compiled program.
       top: number of most likely tokens to report per position, as in `read_rows`.
 
     Returns:
-      The state; the gains of the G rows in each of X target calls; and which rows have ended.
+      The state; the gains of the G rows in each of X target calls, which are zero for steps that
+      did not run; and which rows have ended.
     """
     V, decoder = target.config.vocab_size, target.merge()
     batch = _begin_batch(state, rows)
@@ -282,20 +284,20 @@ def read_and_decode_rows(
 ) -> tuple[DecodeState, Outcome, Outcome]:
     """Run one prefill pass and, in the same target pass, a decode step without a draft.
 
-    Each weight is read once for both. The rows that decode and the rows that read are different
-    rows, and none of them has controls or a grammar.
+    The target pass reads each weight only once. The rows that decode and the rows of the prefill
+    pass must be different rows, and no row may have controls or a grammar.
 
     Args:
       target: the target model.
-      drafter: the drafter, which reads the prompts and the decided tokens.
+      drafter: the drafter, which reads the prompts and the new tokens.
       state: decode state of B rows, donated.
-      chunk: the tokens to read.
-      rows: row of the state at each place of the batch that decodes, as in `decode_rows`.
+      chunk: the prompt tokens to read.
+      rows: rows that decode, as in `decode_rows`.
       top: as in `read_rows`.
 
     Returns:
-      The state; the outcome of the prefill pass, as of `read_rows`; the outcome of the step, as of
-      `decode_rows` with one step.
+      The state; gains and ended rows of the prefill pass, as from `read_rows`; gains and ended rows
+      of the decode step, as from `decode_rows` with one step.
     """
     decoder = target.merge()
     begun = _begin_chunk(decoder, drafter, state, chunk)
@@ -323,7 +325,7 @@ def read_and_decode_rows(
 
 
 def _begin_batch(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
-    """Return the rows that decode; idle places are done."""
+    """Return the rows that decode; idle places are marked as done."""
     B = len(state.done)
     batch = state if len(rows) == B else take_rows(state, rows)
     return batch._replace(done=batch.done | (rows >= B))
@@ -354,7 +356,7 @@ def _adjusted(
     stop_tokens: Int[Array, "G E"],
     vocab_size: int,
 ) -> Sampling:
-    """Set `Sampling.adjustment` from controls and texts of the given lengths."""
+    """Set `Sampling.adjustment` from controls, and from texts of `lengths` tokens."""
     if controls is None:
         return sampling
     adjustment = adjustment_of(controls, tokens, lengths, stop_tokens, vocab_size)
@@ -368,9 +370,10 @@ def _loop(
     steps: int,
     rehearsed: Bool[Array, ""],
 ) -> tuple[DecodeState, Gains]:
-    """Run up to `most` of X steps until all rows are done; returns the gains of X steps.
+    """Run steps until all rows are done, but at most `most` and at most X = `steps` steps.
 
-    Gains past the last step are zero. If `rehearsed`, the steps run even if all rows are done.
+    Returns the state and the gains of X steps; gains past the last step are zero. If `rehearsed` is
+    true, the steps run even if all rows are done.
     """
     _, shapes = jax.eval_shape(step, state)
     room = jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape), leaf.dtype), shapes)
@@ -390,7 +393,7 @@ def _loop(
 
 
 def _choose(on: Bool[Array, " G"], new: Tree, old: Tree) -> Tree:
-    """Select rows from one pytree or the other."""
+    """Select rows from `new` where `on` is true, and from `old` elsewhere."""
 
     def choose(new: Shaped[Array, "G ..."], old: Shaped[Array, "G ..."]) -> Array:
         return jnp.where(on.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

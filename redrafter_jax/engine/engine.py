@@ -46,56 +46,61 @@ _RECENT = 64
 
 
 class Engine:
-    """A fixed number of slots and cache pages shared by requests, with a queue.
+    """The decoding engine: it runs requests that join and leave a batch at any time.
 
-    All decoding goes through an engine: `generate`, `stream`, the commands, the server,
-    regeneration and evaluation. An engine is used from one thread. On a mesh of several processes
-    each process runs one, with the same requests in the same order, without deadlines and with one
-    `TreeConfig`; the engines of `engine.led` need neither restriction.
+    Requests wait in a queue, and share a fixed number of slots and cache pages. A slot is one row
+    of the decode state. All decoding goes through an engine: `generate`, `stream`, the commands,
+    the server, evaluation, and the regeneration of training data. All methods but
+    `announce_grammar` must be called from one thread.
+
+    On a mesh of several processes, each process must run an engine, and must submit the same
+    requests in the same order. The requests must have no deadlines, and `tree` must be one
+    `TreeConfig`. The engines of `engine.led` have no such restrictions.
 
     Attributes:
       adaptive: whether the engine may decode without drafting while drafting is slower.
-      longest_path: P of the tree with the longest path.
-      steps_per_call: maximum number of decode steps per `advance`; each value compiles.
+      longest_path: P, the maximum number of tokens that a row can gain in one decode step.
+      steps_per_call: maximum number of decode steps per `advance`; each new value causes a
+        compilation.
       counters: totals over all requests since the engine was made.
-      on_admission: callback for the first time that a request gets a slot, before its prompt is
-        read. It gets the request's number, and the number of its prompt tokens that are already
-        cached.
+      on_admission: function that the engine calls when a request gets its first slot, before the
+        prompt is read. The arguments are the request's number, and the number of its prompt tokens
+        that are already cached.
 
     Args:
       target: the target model.
       drafter: drafter, in any form that `generate` takes; None for autoregressive decoding.
-      tree: the shape of the trees, or the table of `python -m eval tune`, from which the engine
-        chooses a tree by the number of decoding rows and their mean temperature. None is the
-        drafter's default.
-      adaptive: whether to decode without drafting while a tree gains less than it costs; None means
+      tree: the shape of the trees, or a table of trees from `python -m eval tune`. From a table,
+        the engine chooses a tree by the number of decoding rows and their mean temperature. None
+        uses the drafter's default.
+      adaptive: whether to decode without drafting while drafting makes decoding slower; None means
         True unless `tree` is a `TreeConfig`.
       slots: B, number of rows that decode together; a multiple of the mesh's `data`.
       context_length: maximum number of tokens of a request, prompt included.
       cache_memory: bytes of cache per device, in pages of 64 tokens that all requests share. None
         allocates the pages that all slots need at `context_length`. Requests wait while too few
-        pages are free. If a running request finds no free page, the last running request by rank
-        gives up its slot and resumes later.
-      queue_limit: maximum number of waiting requests; None for no limit. Requests that free slots
-        can take next are not counted, unless pages are lacking.
+        pages are free. If a running request finds no free page, the running request that ranks last
+        (by priority, then by time of submission) gives up its slot and resumes later.
+      queue_limit: maximum number of waiting requests; None for no limit. Requests that can take a
+        free slot next do not count, unless pages are lacking.
       stop_tokens: default stop tokens; None uses the target's stop tokens.
-      steps_per_call: decode steps between two checks for finished rows; None for the number of
-        steps that a text of `context_length` tokens can need.
-      prefill_chunk: prompt tokens that a prefill pass reads of each prompt; None uses the
+      steps_per_call: maximum number of decode steps per `advance`, between two checks for finished
+        rows; None for the number of steps that a text of `context_length` tokens can need.
+      prefill_chunk: number of tokens that a prefill pass reads of each prompt; None uses the
         platform's default.
-      prefill_rows: number of prompts that are read together, on each shard along `data`. If it is
-        more than 1, prompts wait for each other while rows decode.
-      prefill_joins: whether a chunk of a prompt is read in the same target pass as one decode step
-        of the decoding rows, so that each weight is read once for both; that step drafts nothing.
-        While a row has a grammar, penalties or scored prompt tokens, the passes stay apart. None
-        joins them except on CPUs, where nothing is gained, and where fewer than P - 1 steps are
-        made per call, for a step with a draft may then be worth more.
+      prefill_rows: number of prompts that a prefill pass reads together, on each shard along
+        `data`. With more than 1, new requests may wait for each other while other rows decode.
+      prefill_joins: whether one target pass reads a chunk of a prompt and decodes one step of the
+        decoding rows, so that each weight is read only once. Such a step drafts nothing. The passes
+        stay separate while a row has a grammar, penalties or scored prompt tokens. None joins the
+        passes if the platform is not a CPU and at least P - 1 steps are made per call. On CPUs
+        joining gains nothing; with fewer steps, the lost draft may cost more than joining gains.
       row_counts: batch sizes besides B for which decoding is compiled, so that a few active rows
-        cost less than B rows. None uses the batch sizes of the table of trees, or without a table
-        the mesh's `data`.
+        cost less than B rows. None uses the batch sizes of the table of trees; without a table, the
+        mesh's `data`.
       top_log_probs: number of most likely tokens to report with each token and its log-probability;
         None reports no log-probabilities.
-      clock: function that returns seconds, for deadlines.
+      clock: function that returns the time in seconds, for deadlines.
       mirror: settings for drafting the next trees while the target verifies, in every step and for
         all rows together; None drafts them after verification.
 
@@ -178,8 +183,8 @@ class Engine:
             if longest < context_length:
                 raise InputError(
                     f"cache_memory is {cache_memory} bytes, which hold a text of {longest} tokens, "
-                    f"but context_length is {context_length}; give more memory, or a shorter "
-                    "context."
+                    f"but context_length is {context_length}; give a larger cache_memory or a "
+                    "smaller context_length."
                 )
         self._scheduler = Scheduler(slots, shards, pages, width, prefill_rows, lookahead(bound))
         self._ended: list[Event] = []
@@ -208,7 +213,7 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter, prepared for the target."""
+        """The drafter, as returned by `Drafter.prepare`."""
         return self._runner.drafter
 
     @property
@@ -218,7 +223,7 @@ class Engine:
 
     @property
     def slots(self) -> int:
-        """B, rows that decode together."""
+        """B, the number of rows that decode together."""
         return len(self._scheduler.slots)
 
     @property
@@ -233,12 +238,12 @@ class Engine:
 
     @property
     def intact(self) -> bool:
-        """Whether the last `advance` ran to its end, so that host and device agree."""
+        """Whether the last `advance` ran to its end; otherwise host and device may disagree."""
         return self._whole and not self.state.root.is_deleted()
 
     @property
     def state(self) -> DecodeState:
-        """The decode state; the next `advance` donates its arrays."""
+        """The decode state on the device; the next `advance` donates its arrays."""
         return self._runner.state
 
     @property
@@ -272,19 +277,20 @@ class Engine:
         return bool(self.waiting or self._ended or self.active)
 
     def warm_up(self, proceed: Callable[[int, int], bool] = lambda ready, programs: True) -> None:
-        """Compile all programs, and time a decode step of each.
+        """Compile all programs, and time the decode steps of each decode program.
 
         Args:
-          proceed: called before each program with the number of compiled programs and their total;
-            return False to stop.
+          proceed: function that is called before each program with two arguments: the number of
+            programs compiled so far, and the number of all programs. If it returns False, the
+            warm-up stops.
 
         Raises:
           InputError: a request has already been submitted.
         """
         if self._submitted:
             raise InputError(
-                "warm_up was called after a request was submitted; call it first, or make another "
-                "engine."
+                "warm_up was called after a request was submitted; call it before submit, or make "
+                "another engine."
             )
         nothing, steps = Pass({}, {}), self.steps_per_call
         joint = self._trees.row_counts if self._prefill_joins else []
@@ -309,9 +315,14 @@ class Engine:
             self.mirror.counts = MirrorCounts()
 
     def announce_grammar(self, name: str, stated: str) -> None:
-        """Tell that a request with this grammar, as `CompiledGrammar.stated`, may come.
+        """Announce that a request with this grammar may come, so other processes can compile it.
 
-        Unlike other methods, it may be called from any thread.
+        This engine has no other processes and does nothing; see `led.LeadingEngine`. Unlike the
+        other methods, this method may be called from any thread.
+
+        Args:
+          name: kind of the grammar, the first string of `CompiledGrammar.stated`.
+          stated: text of the grammar, the second string.
         """
 
     def submit(self, request: Request) -> int:
@@ -321,8 +332,9 @@ class Engine:
           The request's number.
 
         Raises:
-          InputError: the request can never run: a value does not fit the target or the slots.
-          QueueFull: too many requests wait.
+          InputError: the request can never run, because a value does not fit the target or the
+            engine.
+          QueueFull: `queue_limit` requests wait already.
         """
         row = make_row(self.target, self._submitted, request, self._stop_tokens, self.stop_width)
         if request.scores_prompt and self._top is None:
@@ -335,9 +347,9 @@ class Engine:
         length, limit = len(request.prompt), request.max_new_tokens
         if length + limit > self._context_length:
             raise InputError(
-                f"The request is for {limit} new tokens after a prompt of {length}, but slots have "
-                f"room for {self._context_length}; ask for fewer, or give the engine a longer "
-                "context_length."
+                f"The request is for {limit} new tokens after a prompt of {length}, but "
+                f"context_length is {self._context_length}; ask for fewer new tokens, or give the "
+                "engine a larger context_length."
             )
         if self._queue_limit is not None:
             admitted_next = 0 if self._scheduler.lacks_pages else self.slots - self.active
@@ -359,18 +371,18 @@ class Engine:
         self._ended = []
 
     def cancel(self, number: int) -> None:
-        """End a request and free its slot at once; does nothing if it has already ended."""
+        """End a request and free its slot at once; do nothing if the request has already ended."""
         self._end("cancelled", lambda row: row.number == number)
 
     def advance(self, passes: int | None = 1, steps: int | None = None) -> list[Event]:
-        """Admit requests, read prompts, and decode a few steps of the rows whose prompts are read.
+        """Give requests slots, read prompts, and decode a few steps of rows that have been read.
 
         Args:
           passes: maximum number of prefill passes before rows decode; None for no maximum.
           steps: maximum number of decode steps; None for `steps_per_call`.
 
         Returns:
-          One event for each request with new tokens or that has ended.
+          One event for each request that has new tokens or has ended.
 
         Raises:
           InputError: the previous call was interrupted, so that its results are unknown.
@@ -401,7 +413,7 @@ class Engine:
         return list(events.values())
 
     def _read(self, passes: int | None, most: int, gained: int, runs: list[Run]) -> int:
-        """Admit requests and dispatch prefill passes; the first may join a decode step.
+        """Give requests slots and start prefill passes; the first pass may join a decode step.
 
         Args:
           passes: maximum number of passes; None for no maximum.
@@ -441,7 +453,7 @@ class Engine:
         return steps
 
     def _gather(self, runs: Sequence[Run], events: dict[int, Event]) -> None:
-        """Wait for programs, and add their results to the events."""
+        """Wait for the programs to end, and add their results to the events."""
         results = to_host([run.result for run in runs])
         finished = time.perf_counter()
         for run, (gains, done) in zip(runs, results, strict=True):
@@ -476,7 +488,7 @@ class Engine:
 
     @property
     def sources(self) -> tuple[str, str]:
-        """Names of the sources of drafted tokens, in the order of `SOURCES`."""
+        """Names of the sources that propose tokens, in the order of `SOURCES`."""
         return self.drafter.name, SOURCES[1]
 
     @property

@@ -1,6 +1,6 @@
 """Tokens gained by target calls, as arrays, with log-probabilities for reports.
 
-The log-probabilities are those of the target before temperature, filters and noise.
+The log-probabilities are the target's, before adjustments, temperature, filters and noise.
 """
 
 from math import gcd
@@ -36,16 +36,19 @@ class Scores(NamedTuple):
 
 
 class Gains(NamedTuple):
-    """Gains of G rows in X target calls, of up to P tokens each.
+    """Tokens that G rows gained in X target calls, up to P tokens per call.
+
+    The axes `*places` are [G, X], or [G] for a single call.
 
     Attributes:
       counts: number of tokens that each call gained; 0 for rows that were done.
       tokens: gained tokens, garbage past the counts.
-      origins: index in `SOURCES` of the source that proposed a token; -1 for the target itself.
+      origins: index in `(*SOURCES, GRAMMAR)` of the source that proposed a token; -1 for the last
+        token of each call, which counts as the target's.
       drafted: number of nodes proposed by each of the O sources, padding excluded.
       scores: log-probabilities of the tokens; None if not requested.
-      prompt: log-probabilities of the prompt tokens that follow the tokens of a chunk; None if not
-        requested.
+      prompt: log-probabilities of the prompt tokens, each at the place of the token before it in
+        the chunk; None if not requested.
     """
 
     counts: Int[Array, "*places"]
@@ -68,11 +71,12 @@ def gains_of_step(
 
     Args:
       active: rows that were not done before the step.
-      trace: outcome of the step.
+      trace: trace of the step.
       verified: outputs of the target.
       vocab_size: V.
-      top: M; None reports no log-probabilities.
-      sources: O, number of sources to distinguish.
+      top: M, number of most likely tokens to report per position; None reports no
+        log-probabilities.
+      sources: O, number of sources of nodes.
     """
     path = trace.accepted.path
     places = jnp.arange(path.shape[1])
@@ -98,7 +102,7 @@ def gains_of(
     vocab_size: int,
     top: int | None,
 ) -> Gains:
-    """Compute the `Gains` of one target call."""
+    """Compute the `Gains` of one target call; see `Gains` and `gains_of_step` for the arguments."""
     scores = None
     if top is not None and logits is not None:
         scores = score_tokens(logits, tokens, vocab_size, top)
@@ -108,9 +112,9 @@ def gains_of(
 def score_tokens(
     logits: Float[Array, "G P part"], tokens: Int[Array, "G P"], vocab_size: int, top: int
 ) -> Scores:
-    """Log-probabilities of tokens and of the M = `top` most likely ones, from the target's scores.
+    """Return the log-probabilities of tokens, and of the M = `top` most likely tokens.
 
-    On a mesh the scores may be a shard of V.
+    `logits` are the target's scores at the same positions; on a mesh they may be a shard of V.
     """
     whole = all_gather(logits, vocab_size)
     top_logits, top_tokens = jax.lax.top_k(whole, top)
@@ -124,13 +128,15 @@ def score_prompt(
     following: Int[Array, "G C"],
     top: int,
 ) -> Scores:
-    """Score the token after each token of a chunk, with ranks; garbage past the end of the prompt.
+    """Return the log-probability and the rank of the token after each token of a chunk.
+
+    Results past the end of the prompt are garbage.
 
     Args:
       decoder: the target.
       hidden: hidden states at the tokens of the chunk.
-      following: the token after each token.
-      top: M.
+      following: the token after each token of the chunk.
+      top: M, number of most likely tokens to report per position.
     """
     G, C = following.shape
     V, block = decoder.config.vocab_size, gcd(C, _BLOCK)

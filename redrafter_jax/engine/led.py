@@ -1,7 +1,7 @@
-"""One engine in several processes: process 0 leads, and the others repeat its calls.
+"""One engine in several processes: process 0 leads, and all other processes repeat its calls.
 
-All processes run the same programs in the same order. The order depends on the calls, on the clock
-and on the choice of trees, and the leader sends all three.
+All processes must run the same programs in the same order. This order depends on the calls, on the
+clock and on the choice of trees. So the leading process sends all three to the other processes.
 """
 
 import time
@@ -35,11 +35,11 @@ class Submitted(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A call of `advance`, with the other calls that preceded it.
+    """A call of `advance`, with the calls of `submit` and `cancel` that preceded it.
 
     Attributes:
-      calls: the requests submitted and the numbers of requests cancelled since the previous turn,
-        in order.
+      calls: the calls since the previous turn, in order: a submitted request, or the number of a
+        cancelled request.
       passes: the argument of `advance`.
       steps: the argument of `advance`.
       now: time in seconds on the leading process's clock.
@@ -52,11 +52,12 @@ class Turn(NamedTuple):
 
 
 class LedEngine(Engine):
-    """The engine of one process among several that decode as one.
+    """An engine in a job of several processes that decode together.
 
     Args:
       link: connection to the other processes.
-      options: options of `Engine`, except `clock`.
+      arguments: positional arguments of `Engine`.
+      options: keyword arguments of `Engine`, except `clock`.
     """
 
     def __init__(self, link: Leader | Follower, *arguments: Any, **options: Any) -> None:
@@ -77,7 +78,8 @@ class LeadingEngine(LedEngine):
 
     Args:
       link: connection to the other processes.
-      options: options of `LedEngine`.
+      arguments: positional arguments of `Engine`.
+      options: keyword arguments of `Engine`, except `clock`.
     """
 
     def __init__(self, link: Leader, *arguments: Any, **options: Any) -> None:
@@ -122,7 +124,8 @@ class FollowingEngine(LedEngine):
 
     Args:
       link: connection to the leading process.
-      options: options of `LedEngine`.
+      arguments: positional arguments of `Engine`.
+      options: keyword arguments of `Engine`, except `clock`.
     """
 
     def __init__(self, link: Follower, *arguments: Any, **options: Any) -> None:
@@ -130,9 +133,9 @@ class FollowingEngine(LedEngine):
         self._follower = link
 
     def follow(self, grammars: GrammarCompiler) -> None:
-        """Repeat the calls of the leading process, from its warm-up until it ends.
+        """Repeat the calls of the leading process, from its warm-up on, until that process ends.
 
-        Grammars are compiled in other threads as soon as the leader announces them.
+        Other threads compile each grammar as soon as the leading process announces it.
 
         Raises:
           LostProcessError: the leading process is gone.

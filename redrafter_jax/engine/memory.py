@@ -1,4 +1,4 @@
-"""Bytes of the cache on each device."""
+"""Memory of the cache, in bytes per device."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,11 +10,12 @@ from redrafter_jax.models.target import Target
 
 
 class CacheCost(NamedTuple):
-    """Bytes of the cache on each device of a group.
+    """Memory of the cache on each device of a group of devices.
 
     Attributes:
       page: bytes of a page.
-      ahead: bytes of the pages for trees that are drafted ahead, whatever the number of pages.
+      ahead: bytes of the additional pages for trees that mirror decoding drafts ahead; they do not
+        depend on the number of pages.
     """
 
     page: int
@@ -28,17 +29,20 @@ def cache_costs(
     mirror: MirrorConfig | None,
     slots: int,
 ) -> list[CacheCost]:
-    """Return the bytes of the cache for every group of devices: the target's and the drafter's.
+    """Return the cost of the cache on every group of devices.
+
+    Without mirror decoding there is one group. With mirror decoding, the target's and the drafter's
+    devices may be two groups.
 
     Args:
       target: the target model.
       drafter: the drafter.
-      trees: the trees that it may draft.
-      mirror: as in `Engine`.
-      slots: B, rows that decode together.
+      trees: the trees that the drafter may draft.
+      mirror: settings of mirror decoding, as in `Engine`.
+      slots: B, number of rows that decode together.
 
     Raises:
-      InputError: mirror decoding does not support an argument.
+      InputError: mirror decoding does not support the target, the drafter or the trees.
     """
     if mirror is None:
         return [CacheCost(page_bytes(target, drafter))]
@@ -48,10 +52,10 @@ def cache_costs(
 
 
 def pages_in(memory: int, costs: Sequence[CacheCost]) -> int:
-    """Return the number of pages that fit in `memory` bytes on each device; 0 if none does."""
+    """Return the number of pages that fit in `memory` bytes on every device."""
     return max(min((memory - ahead) // page for page, ahead in costs if page), 0)
 
 
 def bytes_of(pages: int, costs: Sequence[CacheCost]) -> int:
-    """Return the bytes of that many pages on the device where they take most."""
+    """Return the bytes of a cache of `pages` pages, on the device where it needs the most."""
     return max(ahead + pages * page for page, ahead in costs)

@@ -23,7 +23,7 @@ OWN_STOPS = 4
 
 
 class Request(NamedTuple):
-    """A request for one row.
+    """A request to continue one prompt, for `Engine.submit`.
 
     Attributes:
       prompt: token ids.
@@ -31,15 +31,15 @@ class Request(NamedTuple):
       seed: random seed of the row.
       sampling: sampling settings.
       stop_tokens: tokens that end the row; None uses the engine's stop tokens. A request may have
-        `OWN_STOPS` more stop tokens than the engine, rounded up to a multiple of 8.
+        up to `Engine.stop_width` stop tokens: at least `OWN_STOPS` more than the engine.
       deadline: time in seconds on the engine's clock at which the request ends; infinity for no
         deadline.
       speculate: whether to draft; if False, every target call gains one token.
-      scores_prompt: whether to report the log-probabilities of the prompt's tokens. If so, the
+      scores_prompt: whether to report the log-probabilities of the prompt's tokens. If True, the
         whole prompt is read, even the part that the cache already holds.
-      grammar: constraint on the text; None for no constraint. The tokens that end the grammar's
-        text must be among the stop tokens.
-      priority: requests with a lower priority are admitted first, whatever the order of submission.
+      grammar: constraint on the text; None for no constraint. The grammar's `end_tokens` must be
+        among the stop tokens.
+      priority: requests with a lower number get slots first, whatever the order of submission.
     """
 
     prompt: list[int]
@@ -55,20 +55,21 @@ class Request(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A decided token.
+    """A new token of a request.
 
     Attributes:
       id: token id.
-      call: index of the target call that decided the token; call 0 reads the prompt.
-      origin: name of the source that proposed the token; None for the target.
+      call: index of the target call that chose the token; call 0 reads the end of the prompt.
+      origin: name of the source that proposed the token, such as "recurrent" or "lookup"; None for
+        the last token of each call, which counts as the target's.
       log_prob: log-probability under the target at temperature 1 without filters; NaN if the engine
         reports none.
       top: the most likely tokens at this position and their log-probabilities, best first; their
         number is the engine's `top_log_probs`.
-      text: text that this token adds to the answer, if tokens are decoded. It may be empty, until a
+      text: text that this token adds to the answer; "" if tokens are not decoded, or until a
         character is complete.
-      raw: bytes that this token adds to the answer, possibly a part of a character. All bytes
-        together are the answer up to a stop string.
+      raw: bytes that this token adds to the answer, possibly a part of a character. The bytes of
+        all tokens together are the answer up to a stop string.
     """
 
     id: int
@@ -98,7 +99,13 @@ class PromptToken(NamedTuple):
 
 
 def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[PromptToken]:
-    """Build the `PromptToken`s of `tokens` from the scores of a chunk at place `at` of a pass."""
+    """Build the `PromptToken`s of a chunk of a prompt.
+
+    Args:
+      scores: log-probabilities from a prefill pass.
+      at: index of the chunk in the pass.
+      tokens: the tokens that follow the tokens of the chunk.
+    """
     assert scores.ranks is not None
     leaves = (scores.chosen, scores.ranks, scores.top_tokens, scores.top)
     columns = (leaf[at][: len(tokens)].tolist() for leaf in leaves)
@@ -109,9 +116,13 @@ def prompt_tokens(scores: Scores, at: int, tokens: Sequence[int]) -> list[Prompt
 
 
 def new_tokens(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Token]:
-    """Build the `Token`s gained at place `at` of a batch.
+    """Build the `Token`s that one row of a batch gained.
 
-    `first` is the index of the first of these target calls, counted from the start of the request.
+    Args:
+      gains: gains of all rows of the batch.
+      at: index of the row in the batch.
+      sources: names of the sources, in the order of `SOURCES`.
+      first: index of the first of these target calls in the request, from 0.
     """
     kept = np.arange(gains.tokens.shape[2]) < np.asarray(gains.counts[at])[:, None]
     # A done row stays done, so the calls that gain nothing come last.
@@ -144,7 +155,7 @@ class Draft(NamedTuple):
 
 
 def new_drafts(gains: Gains, at: int, sources: tuple[str, ...], first: int) -> list[Draft]:
-    """Count the nodes drafted at place `at` of a batch, by target call; see `new_tokens`."""
+    """Count the drafted nodes of one row of a batch, by target call; see `new_tokens`."""
     calls = np.count_nonzero(gains.counts[at])  # the first ones, as in `new_tokens`
     drafts = []
     for call, counts in enumerate(gains.drafted[at][:calls].tolist()):
@@ -166,10 +177,10 @@ class Event(NamedTuple):
       ended: the reason why the request ended: "stop", "length", "cancelled", "deadline", "not
         numbers" (the target's scores are NaN or infinite) or "grammar" (the grammar's library
         failed). None while the request goes on.
-      drafted: counts of drafted nodes for the target calls that decided the tokens; calls without
-        drafts have no entry.
-      prompt: scored tokens of the prompt, if they were requested. They come with the first new
-        tokens.
+      drafted: counts of drafted nodes, one entry per target call; calls without drafts have no
+        entry.
+      prompt: the prompt's tokens with their log-probabilities, if these were requested. They come
+        with the first new tokens.
     """
 
     number: int
@@ -189,7 +200,8 @@ class QueueFull(Exception):  # noqa: N818
 
     Args:
       message: the text of the error.
-      seconds: estimated seconds until the queue has room, at the pace of recent requests.
+      seconds: estimated seconds until the queue has room: the mean time between the ends of recent
+        requests.
     """
 
     def __init__(self, message: str, seconds: float) -> None:
@@ -199,20 +211,22 @@ class QueueFull(Exception):  # noqa: N818
 
 @dataclass
 class Counters:
-    """Totals over all requests since the start.
+    """Totals over all requests since the engine was made.
 
     Attributes:
       steps: number of decode steps.
       target_calls: number of rows decoded by each step, summed over all steps.
-      gained: tokens gained in these steps; `gained / target_calls` is the acceptance length.
-      drafted_calls: target calls that had drafted tokens to verify.
+      gained: number of tokens gained in these steps; `gained / target_calls` is the acceptance
+        length.
+      drafted_calls: number of these target calls that had drafted tokens to verify.
       drafted: number of proposed nodes by source.
       accepted: number of accepted tokens by source.
       accepted_at: number of accepted drafted tokens by depth in the tree, from 1 on.
-      prompt_tokens: prompt tokens of the admitted requests.
+      prompt_tokens: number of prompt tokens of all requests that have got a slot.
       reused_tokens: number of the `prompt_tokens` that were already in the cache.
       prefill_passes: number of prefill passes; a pass reads one chunk of each of its prompts.
-      compiled: number of programs that JAX has compiled in this process since `warm_up` returned.
+      compiled: number of programs that JAX has compiled in this process since `warm_up`; 0 without
+        a call of `warm_up`.
     """
 
     steps: int = 0
@@ -228,7 +242,13 @@ class Counters:
     compiled: int = 0
 
     def add(self, decided: Sequence[Token], calls: int, drafted: Sequence[Draft]) -> None:
-        """Add the tokens that target calls of a request gained, and the drafts of these calls."""
+        """Add the results of some target calls of one request.
+
+        Args:
+          decided: the new tokens.
+          calls: number of target calls.
+          drafted: the drafts of these calls.
+        """
         self.target_calls += calls
         self.gained += len(decided)
         self.drafted_calls += len(drafted)
@@ -245,7 +265,7 @@ class Counters:
                 self.accepted_at[depth] += 1
 
     def count_compilations(self, owner: object) -> None:
-        """Count JAX's compilations in this process from now on, while `owner` lives."""
+        """Count JAX's compilations in this process from now on, until `owner` is deleted."""
 
         def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
             del duration_secs, kwargs
@@ -260,11 +280,11 @@ class MirrorCounts:
     """Counts of mirror decoding: calls of the drafter, and how often a tree was ready in time.
 
     Attributes:
-      steps: target calls of the whole batch; beside each of them the drafter drafts ahead once.
-      now: drafter calls that the target had to wait for.
+      steps: number of target calls of the whole batch; the drafter drafts ahead once during each.
+      now: number of drafter calls that the target had to wait for.
       outcomes: number of (step, row) pairs in which the row needs a tree for the next step.
-      ranks: those of the `outcomes` whose next tree had been drafted ahead: the rank, from 0, of
-        the target's choice among the guesses after the last accepted node.
+      ranks: number of `outcomes` whose next tree had been drafted ahead, by rank: the place, from
+        0, of the target's choice among the guesses after the last accepted node.
     """
 
     steps: int = 0

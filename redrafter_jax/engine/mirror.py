@@ -1,4 +1,8 @@
-"""The host side of mirror decoding: the order of programs, and transfers between device groups."""
+"""The host side of mirror decoding, which drafts the next trees while the target verifies.
+
+The host starts the programs in order, and copies arrays between the target's and the drafter's
+devices.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,14 +56,14 @@ def check_mirror(
     most = target.config.num_hidden_layers - 1
     if mirror.layer > most:
         raise InputError(
-            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so it must "
-            f"be from 1 to {most}."
+            f"MirrorConfig.layer is {mirror.layer}; the target has {most + 1} layers, so give a "
+            f"layer from 1 to {most}."
         )
     [tree, *others] = trees
     if others:
         raise InputError(
             "tree is a table of trees, but mirror drafts one tree; give a TreeConfig, or on the "
-            "command line an option of the tree, such as --draft-rounds."
+            "command line an option of the tree such as --draft-rounds."
         )
     if isinstance(drafter, RootOnly):
         raise InputError("mirror is given, but there is no drafter; leave mirror out.")
@@ -83,8 +87,8 @@ def check_mirror(
         )
     if data_shards(target.mesh) > 1 or jax.process_count() > 1:
         raise InputError(
-            "mirror decodes a batch on one group of devices, but the mesh splits the batch; set "
-            "data to 1, and use one process."
+            "mirror decodes a batch on one group of devices, but the mesh splits the batch, or the "
+            "job has several processes; set the mesh's data to 1, and use one process."
         )
     _drafter_devices(target, mirror)
     return tree
@@ -97,7 +101,11 @@ def mirror_costs(
     mirror: MirrorConfig,
     slots: int,
 ) -> list[CacheCost]:
-    """Return what `cache_costs` does with mirror decoding; raises as `check_mirror`."""
+    """Return the result of `cache_costs` with mirror decoding.
+
+    Raises:
+      InputError: the errors of `check_mirror`.
+    """
     tree = check_mirror(target, drafter, trees, mirror)
     mesh = _drafter_mesh(target, mirror)
     there = replace(target, mesh=mesh or target.mesh)
@@ -109,12 +117,12 @@ def mirror_costs(
 
 
 def _ahead_pages(rows: int, tree: TreeConfig, mirror: MirrorConfig) -> int:
-    """Number of pages into which the paths of all outcomes are read."""
+    """Return the number of cache pages for the paths of all guessed outcomes of a step."""
     return rows * mirror.count(tree) * forked_pages(tree.max_path)
 
 
 def _drafter_mesh(target: Target, mirror: MirrorConfig) -> Mesh | None:
-    """The devices for the drafter alone; None if it shares the target's."""
+    """Return the mesh of devices that only the drafter uses; None if it shares the target's."""
     devices = _drafter_devices(target, mirror)
     return make_mesh(model=len(devices), devices=devices) if devices else None
 
@@ -131,24 +139,25 @@ def _drafter_devices(target: Target, mirror: MirrorConfig) -> list[Any]:
 
 
 class Mirror:
-    """Runs the steps in which target and drafter run together, and holds the drafter's state.
+    """Runs the steps in which target and drafter run at the same time; holds the drafter's state.
 
     Attributes:
       counts: counts of drafter calls and ready trees.
-      relay: a stand-in for the drafter on the target's devices, which records what the drafter must
+      relay: a stand-in for the drafter on the target's devices; it records what the drafter must
         read.
-      watch: callback with the name and the result of every program and transfer that a step starts.
-        A callback that waits for the result can time each of them, but then they do not overlap.
+      watch: function that is called with the name and the result of every program and transfer of a
+        step. A function that waits for the result can time each of them, but then they do not
+        overlap.
 
     Args:
       target: the target model.
-      drafter: the drafter, prepared for the target.
+      drafter: the drafter, as returned by `Drafter.prepare`.
       tree: the shape of the trees.
-      mirror: settings for drafting ahead.
+      mirror: settings of mirror decoding.
       rows: B, number of rows.
       slots: S, maximum number of tokens of a row.
       pages: number of pages of the target's cache.
-      chunk: C, prompt tokens that are read at once.
+      chunk: C, number of tokens that a prefill pass reads of each prompt.
       top: number of most likely tokens to report per position, as in `read_rows`.
     """
 
@@ -201,16 +210,16 @@ class Mirror:
         self._ready: TokenTree | None = None
 
     def commit(self, state: DecodeState) -> DecodeState:
-        """Commit the state to its devices, so that the first program is not compiled twice."""
+        """Put the state on the target's devices, so that the first program compiles only once."""
         return _put(state, self._home) if self._target.mesh is None else state
 
     def read(self, state: DecodeState, chunk: Chunk, live: list[int]) -> None:
         """Let the drafter read the tokens that the target has just read.
 
         Args:
-          state: state after the pass, which holds the output of `relay`.
+          state: state after the prefill pass; `state.own` is what `relay` recorded.
           chunk: the tokens that were read.
-          live: rows that read tokens.
+          live: indices of the rows that were read.
         """
         rows = len(state.done)
         is_new, reads = np.zeros((2, rows), bool)
@@ -229,7 +238,7 @@ class Mirror:
 
         Args:
           state: decode state of B rows, donated.
-          rows: row of the state at each place: i at place i, or B if the place is idle.
+          rows: index of the row at each place: i at place i, or B if the place is idle.
           most: maximum number of steps.
         """
         B, counts, watch = len(rows), self.counts, self.watch
@@ -279,7 +288,7 @@ class Mirror:
         return self._lender, self._drafter, self._state
 
     def _follow(self, state: DecodeState) -> None:
-        """Copy to the drafter's state all that the engine may have changed."""
+        """Copy the target's state to the drafter's state, except `own` and the cached layers."""
         own, cache = self._state.own, self._state.cache
         small = state._replace(own=(), cache=state.cache._replace(keys=(), values=()))
         told = jax.tree.map(jnp.copy, _put(small, self._away))
@@ -288,5 +297,5 @@ class Mirror:
 
 
 def _put(tree: Tree, place: Any) -> Tree:
-    """Copy arrays to the devices of a sharding; None stands for the devices that they are on."""
+    """Copy arrays to the devices of a sharding; None leaves the arrays where they are."""
     return tree if place is None else jax.device_put(tree, place)

@@ -1,7 +1,7 @@
-"""The programs of mirror decoding: two on the target's devices, four on the drafter's.
+"""The programs of mirror decoding: two on the target's devices, four on the drafter's devices.
 
-Each program is one dispatch, so that the target's second part and drafting ahead run concurrently
-on separate devices.
+Each program is dispatched separately. So on separate devices, the target's second program and the
+drafting of the next trees run at the same time.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,13 +36,13 @@ from redrafter_jax.types import Decided, DecodeState, Halfway, KVCache, TokenTre
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Relay(Drafter):
-    """A stand-in for a drafter on the target's devices, which keeps the arguments of `read`.
+    """A stand-in for a drafter on the target's devices, which records what the drafter must read.
 
-    Its state is the last `Decided` of each row.
+    The state of a `Relay` is the `Decided` that `read` was last called with.
 
     Attributes:
-      drafter_layers: target layers that the drafter reads; None if it reads tokens only.
-      chunk: C, tokens of a chunk.
+      drafter_layers: target layers that the drafter reads; None if the drafter reads tokens only.
+      chunk: C, number of tokens in a chunk of a prompt.
     """
 
     drafter_layers: tuple[int, ...] | None = field(metadata={"static": True})
@@ -88,13 +88,13 @@ class Relay(Drafter):
 
 
 class StepEnd(NamedTuple):
-    """The outcome of a step that the drafter needs.
+    """What the drafter needs to know about a completed step.
 
     Attributes:
       last: index of the last accepted node.
-      root: the token after it.
+      root: the token that the target chose after this node.
       decided: the accepted path.
-      ended: rows that need no further tree.
+      ended: whether a row is done, so that it needs no further tree.
     """
 
     last: Int[Array, " B"]
@@ -104,7 +104,7 @@ class StepEnd(NamedTuple):
 
 
 def without_layers(target: Target) -> Target:
-    """Keep only the parts of a target that drafters use: embedding, final norm and projection."""
+    """Return a target with only the parts that drafters use: embedding, norm and projection."""
     decoder = target.merge()
     decoder.layers = nnx.List([])
     return replace(Model.split(target.config, decoder), mesh=target.mesh, source=target.source)
@@ -122,10 +122,12 @@ def begin_pass(
     mirror: MirrorConfig,
     config: TreeConfig,
 ) -> tuple[Float[Array, "B P V"], Halfway, EarlyExit]:
-    """Run the target's first layers over the trees, and guess its choices; donates nothing.
+    """Run the target's first layers over the trees, and guess the tokens that it will choose.
+
+    The arguments are not donated.
 
     Returns:
-      The noise of the step, the pass so far, and the guesses.
+      The noise of the step, the pass through the first layers, and the guesses.
     """
     decoder, V, layers = target.merge(), target.config.vocab_size, relay.drafter_layers
     noise = step_noise(state, config.max_path, V)
@@ -149,7 +151,21 @@ def complete_pass(
     *,
     top: int | None,
 ) -> tuple[DecodeState, Gains, StepEnd]:
-    """Run the target's remaining layers, and finish the step."""
+    """Run the target's remaining layers, and finish the step.
+
+    Args:
+      target: the target model.
+      relay: the drafter's stand-in.
+      state: decode state of B rows, donated.
+      tree: the trees to verify.
+      noise: the noise, from `begin_pass`.
+      begun: the pass through the first layers, from `begin_pass`.
+      idle: whether a row takes no part in the step.
+      top: number of most likely tokens to report per position, as in `read_rows`.
+
+    Returns:
+      The state, the gains of the step, and what the drafter needs to know.
+    """
     decoder, V, layers = target.merge(), target.config.vocab_size, relay.drafter_layers
     asked = _asked(state, idle)
     whole = decoder.tree_layers(begun, tree, asked.cache, len(decoder.layers), layers or ())
@@ -165,7 +181,7 @@ def complete_pass(
 
 
 def _asked(state: DecodeState, idle: Bool[Array, " B"]) -> DecodeState:
-    """Return the state with idle rows done, and length 0 for all done rows."""
+    """Return the state with idle rows marked as done, and cache length 0 for all done rows."""
     return as_asked(state._replace(done=state.done | idle))
 
 
@@ -203,7 +219,7 @@ def draft_outcomes(
 def pick_tree(
     lender: Target, trees: TokenTree, outcomes: Outcomes, end: StepEnd
 ) -> tuple[TokenTree, Int[Array, " B"]]:
-    """Select the trees of the actual outcomes, and their ranks; see `pick`."""
+    """Return the trees and the ranks of the outcomes that occurred; see `pick`."""
     del lender  # only used by `per_shard`, for the mesh
     return pick(trees, outcomes, end.last, end.root)
 
@@ -217,7 +233,7 @@ def read_along(
     decided: Decided,
     is_new: Bool[Array, " B"],
 ) -> DecodeState:
-    """Let the drafter read decided tokens; rows that are new start from an empty state."""
+    """Let the drafter read decided tokens; new rows start from the drafter's empty state."""
     decoder = lender.merge()
 
     def begin(empty: Any, own: Any) -> Any:

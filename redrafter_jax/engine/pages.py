@@ -1,4 +1,4 @@
-"""Cache pages: which text uses which pages, and which prefixes of texts they hold.
+"""Cache pages: which text uses which pages, and which prefix of a text a page holds.
 
 Pages are shared by number: texts with a common prefix have the same page numbers in their tables,
 as in PagedAttention (arXiv 2309.06180, section 4.4). No page is copied.
@@ -18,9 +18,9 @@ class Holding:
 
     Attributes:
       pages: page numbers.
-      indexed: number of leading pages that are full and can be found by their tokens.
-      beginning: number that `PagePool` gave to the prefix in the indexed pages; 0 if no page is
-        indexed.
+      indexed: number of leading pages that are full and that other texts can find by their tokens.
+      beginning: number by which `PagePool` identifies the prefix in the indexed pages; 0 if no page
+        is indexed.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -31,13 +31,14 @@ class Holding:
 class PagePool:
     """The cache pages of one device, with reference counts.
 
-    A full page can be found by its tokens and all tokens before them while its contents are kept. A
-    page that no text uses keeps its contents until no other page is free. Then the page that was
-    released first is reused first; the pages of one text are reused from the last to the first.
+    A new text finds and shares full pages whose tokens, and all tokens before them, equal its own.
+    A page that no text uses keeps its contents until no other page is free. Then the pages that
+    were released first are reused first. The pages of one text are reused from the last to the
+    first.
 
     Args:
       pages: number of pages.
-      lookahead: number of tokens after a page on which the contents of the page also depend.
+      lookahead: number of tokens after a page on which the contents of the page depend.
     """
 
     def __init__(self, pages: int, lookahead: int = 0) -> None:
@@ -69,7 +70,7 @@ class PagePool:
         return self.size - self.available
 
     def shared_with(self, text: Sequence[int]) -> int:
-        """Return how many leading tokens of a text are in full pages that it could share.
+        """Return the number of leading tokens of a text that are in full pages of earlier texts.
 
         The last token of the text is never counted, because the target must read at least one
         token.
@@ -87,7 +88,7 @@ class PagePool:
           text: token ids.
           tokens: number of tokens that need pages.
           spare: number of pages that must stay free.
-          shares: whether to reuse another text's pages for the prefix that both texts share.
+          shares: whether to share the pages of earlier texts with the same prefix.
         """
         found = self._find(text) if shares else []
         shared = [page for page, _ in found]
@@ -102,13 +103,13 @@ class PagePool:
         return holding
 
     def missing(self, holding: Holding, tokens: int) -> int:
-        """Return the number of pages that a text lacks to hold `tokens` tokens."""
+        """Return the number of further pages that a text needs to hold `tokens` tokens."""
         return max(pages_for(tokens) - len(holding.pages), 0)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
-        """Allocate the pages that a text of `tokens` tokens lacks.
+        """Allocate the further pages that a text needs to hold `tokens` tokens.
 
-        Returns False, and allocates nothing, if too few pages are free.
+        Returns True, or False if too few pages are free; then no page is allocated.
         """
         needed = self.missing(holding, tokens)
         if needed > self.available:

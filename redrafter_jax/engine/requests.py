@@ -33,7 +33,7 @@ Prompts: TypeAlias = str | Sequence[Any] | np.ndarray | jax.Array | Mapping[str,
 
 
 class Batch(NamedTuple):
-    """Prompts that are decoded together, with their settings; `generate` documents the fields."""
+    """Prompts to decode together, as token ids, with their settings; see `generate`'s arguments."""
 
     prompts: list[list[int]]
     max_new_tokens: PerRow[int]
@@ -47,7 +47,8 @@ class TokenizedPrompts(NamedTuple):
 
     Attributes:
       prompts: token ids, one list per prompt.
-      eos_token_ids: tokens that end a row; None uses the target's stop tokens.
+      eos_token_ids: stop tokens, one list for all rows or one per row; None uses the target's stop
+        tokens.
       decode: function from token ids to text; None without a tokenizer.
     """
 
@@ -75,11 +76,11 @@ def tokenize(
       config: configuration of the target.
       prompts: prompts in any form that `redrafter_jax.generate` takes.
       tokenizer: tokenizer from `load_tokenizer`, or None.
-      eos_token_ids: tokens that end a row; None uses the stop tokens of the target and of the
-        tokenizer.
+      eos_token_ids: stop tokens, as in `redrafter_jax.generate`; None uses the stop tokens of the
+        target and of the tokenizer.
 
     Raises:
-      InputError: the prompts have an unknown form, or a tokenizer is needed and missing.
+      InputError: the prompts have an unknown form, or need a tokenizer that is not given.
     """
     from redrafter_jax.text.written import is_written, read_written  # not loaded by every command
 
@@ -96,12 +97,12 @@ def tokenize(
 
 
 def token_lists(prompts: Prompts) -> list[list[int]]:
-    """Convert prompts to lists of token ids, one per prompt, without checking the ids.
+    """Convert prompts to lists of token ids, one list per prompt, without checking the ids.
 
     Args:
-      prompts: a list with one item per prompt: a list of ids, an array [T], or a dictionary whose
-        `input_ids` is one of these. Or an array [B T], or one dictionary whose `input_ids` holds
-        one prompt or all prompts, as a tokenizer of transformers returns it.
+      prompts: one of three forms. A list with one item per prompt: a list of ids, an array [T], or
+        a dictionary whose `input_ids` is one of these. An array [B T]. A dictionary from a
+        tokenizer of transformers, whose `input_ids` holds one prompt or all prompts.
 
     Raises:
       InputError: a prompt is not a list of integers, or the prompts are padded.
@@ -113,7 +114,8 @@ def token_lists(prompts: Prompts) -> list[list[int]]:
             given = [given]
     if not (_axes(given) == 2 or (_axes(given) and isinstance(given, Sequence))):
         raise InputError(
-            f"prompts is {_short(prompts)}; give a list of token ids per prompt, or an array [B T]."
+            f"prompts is {_short(prompts)}; give a list of token ids per prompt, or an array of "
+            "token ids with the axes [prompt, token]."
         )
     return [_token_list(prompt, f"Prompt {row}") for row, prompt in enumerate(given)]
 
@@ -145,7 +147,7 @@ def _input_ids(encoding: Mapping[str, Any], name: str) -> Any:
 
 
 def _axes(value: Any) -> int:
-    """Number of axes of nested lists or of an array, 0 for other values; lists may be ragged."""
+    """Return the number of axes of nested lists, possibly ragged, or of an array; otherwise 0."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return 1 + (_axes(value[0]) if len(value) else 0)
     return np.ndim(value) if hasattr(value, "__array__") else 0
@@ -160,8 +162,8 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
 
     Raises:
       InputError: there are no prompts; a prompt is empty or has tokens outside the vocabulary; a
-        row needs more positions than the target has; or an argument per row does not have one entry
-        per prompt.
+        row needs more positions than the target has; or a list of values per row does not have one
+        entry per prompt.
     """
     prompts, max_new_tokens, sampling, seeds, eos_token_ids = batch
     rows = len(prompts)
@@ -218,9 +220,9 @@ def check_batch(config: TargetConfig, batch: Batch) -> list[Request]:
 
 
 def check_mirrored(requests: Iterable[Request]) -> None:
-    """Refuse a request with a grammar, penalties, biases or `min_tokens`.
+    """Raise `InputError` for a request that mirror decoding does not support.
 
-    Mirror decoding does not support these features.
+    Such a request has a grammar, penalties, biases or `min_tokens`.
     """
     for one in requests:
         settings = {name: getattr(one.sampling, name) for name in _ADJUSTING}
@@ -244,10 +246,10 @@ def row_arrays(config: TargetConfig, request: Request, stop_width: int | None = 
     """Convert a checked request to NumPy arrays of one row; the tokens are left out.
 
     Args:
-      config: config of the target.
+      config: configuration of the target.
       request: the request; its stop tokens must not be None.
       stop_width: E, maximum number of stop tokens of a row; None takes the number of this request's
-        stop tokens.
+        stop tokens, rounded up to a multiple of 8.
 
     Raises:
       InputError: the request has more than E stop tokens.
@@ -280,8 +282,8 @@ def _one_row(value: Any, dtype: Any = np.int32) -> Any:
 def slots_for(tokens: int, max_path: int) -> int:
     """Return the number of cache slots of a row with `tokens` tokens, prompt included.
 
-    `max_path` is P, the length of the longest accepted path. The number is rounded up, so that rows
-    of similar length share one compilation.
+    `max_path` is P, the maximum number of tokens that a row gains in a step. The result is rounded
+    up, so rows of similar length share one compilation.
     """
     # A finished row still writes P tokens past its last one, which must not overwrite its tokens.
     needed = tokens + max_path
@@ -290,7 +292,10 @@ def slots_for(tokens: int, max_path: int) -> int:
 
 
 def check_size(value: int, name: str, least: int = 1, most: int | None = None) -> None:
-    """Refuse a value that is not an integer from `least` to `most`; the error calls it `name`."""
+    """Raise `InputError` unless a value is an integer from `least` to `most`.
+
+    `most` may be None for no upper limit. `name` is the name of the value in the error.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputError(f"{name} is {value!r}; it must be a whole number.")
     if value < least or (most is not None and value > most):
@@ -299,9 +304,13 @@ def check_size(value: int, name: str, least: int = 1, most: int | None = None) -
 
 
 def lists_of_rows(value: Any, rows: int, name: str, entries: str) -> list[tuple[str, list[Any]]]:
-    """Return a (label, list) pair per row, where the label names the list in errors.
+    """Return a (label, list) pair per row, where the label is the name of the list in errors.
 
-    The value is one list for all rows, or one list per row.
+    Args:
+      value: one list for all rows, or one list per row.
+      rows: number of rows.
+      name: name of the value in errors.
+      entries: plural of what a list holds, such as "token ids", for errors.
 
     Raises:
       InputError: the value is not a list, or only some of its entries are lists.
@@ -329,7 +338,7 @@ def _as_list(value: Any) -> list[Any]:
 def stop_lists(
     config: TargetConfig, eos_token_ids: StopTokens | None, rows: int
 ) -> list[tuple[str, list[Any]]]:
-    """Return a (label, stop tokens) pair per row, where the label names the list in errors.
+    """Return a (label, stop tokens) pair per row, where the label is the list's name in errors.
 
     If `eos_token_ids` is None, every row has the target's stop tokens.
     """
@@ -340,9 +349,13 @@ def stop_lists(
 def per_row(
     value: PerRow[Value], rows: int, name: str, way_out: str = "one value or one per prompt"
 ) -> list[Value]:
-    """Return a list with one value per row; `value` is one value for all rows, or already a list.
+    """Return a list with one value per row.
 
-    `way_out` says in the error what to give instead.
+    Args:
+      value: one value for all rows, or a list with one value per row.
+      rows: number of rows.
+      name: name of the value in errors.
+      way_out: what the error tells the caller to give instead.
 
     Raises:
       InputError: the list has another number of values than there are rows.
@@ -356,7 +369,10 @@ def per_row(
 
 
 def of_row(name: str, row: int, rows: int) -> str:
-    """Name the value of a row in an error; a single row is not numbered."""
+    """Return the name of one row's value for errors, such as "seeds of row 2".
+
+    If there is only one row, this is `name` alone.
+    """
     return name if rows == 1 else f"{name} of row {row}"
 
 

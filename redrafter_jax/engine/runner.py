@@ -1,4 +1,4 @@
-"""Programs on the decode state: the host code that starts them, and that takes their results."""
+"""The host code that starts programs on the decode state, and that takes their results."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,9 +39,10 @@ class Run(NamedTuple):
     """A program that has been started on the device.
 
     Attributes:
-      slots: slot at each place of the batch, which identifies the request.
+      slots: slots of the rows in the program, by place in the batch.
       result: the gains, and which rows have ended; the arrays are still on the device.
-      program: batch size and tree of a decode program; None for a prefill pass.
+      program: batch size and tree of a decode program (tree None drafts nothing); None for a
+        prefill pass.
       began: time of dispatch in seconds; None if the program is not timed.
       begins: position of the first token that a prefill pass reads, by place.
     """
@@ -58,20 +59,20 @@ class Runner:
 
     Attributes:
       target: the target model.
-      drafter: the drafter, prepared for the target.
+      drafter: the drafter, as returned by `Drafter.prepare`.
       state: decode state of B rows; the next program donates its arrays.
-      ran: decode programs that have run, as (batch size, tree, whether there were controls, whether
-        there were grammars). The first run of each program compiles it.
+      ran: decode programs that have run, as (batch size, tree, whether a row had controls, whether
+        a row had a grammar). The first run of a program includes its compilation.
       mirror: the mirror decoder, which drafts while the target verifies; None without `mirror`.
 
     Args:
       target: the target model.
       drafter: a drafter for the target.
       scheduler: the scheduler, which says which request has which slot and pages.
-      slots: S, maximum number of tokens of a row.
-      idle: the row that idle places of a prefill pass read.
-      chunk: C, prompt tokens that are read per pass.
-      prefill_rows: prompts that are read together, on each shard of the mesh.
+      slots: S, number of cache slots of a row, which is its maximum number of tokens.
+      idle: the row that unused places of a prefill pass read.
+      chunk: C, number of tokens that a prefill pass reads of each prompt.
+      prefill_rows: number of prompts that a pass reads together, on each shard of the mesh.
       top: number of most likely tokens to report with each token; None reports no
         log-probabilities.
       mirror: settings of mirror decoding, with the shape of the trees; None for no mirror decoding.
@@ -127,9 +128,10 @@ class Runner:
         return self._idle.arrays.stop_tokens.shape[1]
 
     def write(self, admitted: Mapping[int, int]) -> None:
-        """Write to the rows the tokens of the prefixes that new requests share with earlier texts.
+        """Write the cached prefixes of new requests to the token buffers of their rows.
 
-        Their keys and values are already in shared pages, so no prefill pass reads these tokens.
+        The keys and values of these tokens are already in shared pages, so no prefill pass reads
+        the tokens. `admitted` holds the requests' slots by place in the pass.
         """
         slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
         shape = self._shape[0], self.state.tokens.shape[1]
@@ -137,7 +139,7 @@ class Runner:
         self.state = write_texts(self.target, self.state, *place(texts, self.target.mesh))
 
     def read(self, read: Pass) -> Run:
-        """Dispatch one prefill pass."""
+        """Start one prefill pass, without waiting for its result."""
         rows, V = self._rows(read.places), self.target.config.vocab_size
         begins = {at: row.cached for at, row in rows.items()}
         scores = any(row.scores for row in rows.values())
@@ -160,20 +162,23 @@ class Runner:
         return Run(read.places, result, None, begins=begins)
 
     def joins(self, indices: Iterable[int]) -> bool:
-        """Whether `read_and_decode` takes these slots: it has no controls, grammars or scores."""
+        """Whether `read_and_decode` supports these slots.
+
+        No row may have controls or a grammar, or need log-probabilities of its prompt.
+        """
         rows = map(self._scheduler.row, indices)
         return not any(row.scores or row.matcher or row.request.sampling.adjusts for row in rows)
 
     def read_and_decode(self, read: Pass, active: list[int], rows: int) -> tuple[Run, Run]:
-        """Dispatch a prefill pass and a decode step without a draft as one program.
+        """Start a prefill pass and a decode step without a draft, as one program.
 
         Args:
           read: the rows of the prefill pass.
-          active: the slots to decode, none of which reads.
-          rows: batch size of the program, at least the number of slots to decode.
+          active: the slots to decode; they must not be among the rows of the prefill pass.
+          rows: batch size of the decode step, at least the number of slots to decode.
 
         Returns:
-          The prefill pass; the step. Neither is timed.
+          The prefill pass and the decode step. Neither is timed.
         """
         begins = {at: row.cached for at, row in self._rows(read.places).items()}
         chunk = self._next_chunk(read)
@@ -199,10 +204,10 @@ class Runner:
 
         Args:
           active: the slots to decode.
-          rows: batch size of the program, at least the number of slots.
+          rows: batch size of the program, at least the number of slots to decode.
           tree: the shape of the trees; with None, a tree is only the root.
           steps: maximum number of steps of this call.
-          most: number of steps for which the program has room; each value is compiled.
+          most: maximum number of steps of the compiled program; each value is compiled separately.
           timed: whether to time the steps; requires that no other program is running.
         """
         batch, places = next_batch(active, rows, self._scheduler.parts)
@@ -231,7 +236,7 @@ class Runner:
         return Run(places, result, (rows, tree), began)
 
     def _next_chunk(self, read: Pass) -> Chunk:
-        """The input of a prefill pass, after the texts of its rows and the page tables are set."""
+        """Return the input of a prefill pass, after writing cached prefixes and page tables."""
         if any(row.cached for row in self._rows(read.admitted).values()):
             self.write(read.admitted)
         slots, size = self._scheduler.slots, len(self._scheduler.parts[0])
@@ -262,7 +267,7 @@ class Taken(NamedTuple):
 
     Attributes:
       ended: slots of the requests that have ended.
-      calls: number of target calls of decode steps, over the rows that speculate.
+      calls: number of target calls in decode steps, over the rows that speculate.
       gained: number of tokens that these calls gained.
     """
 
@@ -284,12 +289,13 @@ def take_results(
 
     Args:
       run: the program.
-      gains: the tokens that it gained, as NumPy arrays.
+      gains: the tokens that the program gained, as NumPy arrays.
       done: whether the row at each place has ended.
-      slots: all slots; rows in them are updated.
+      slots: the rows in all slots; this call updates them.
       sources: names of the sources of drafted tokens.
-      events: events of the present call of `Engine.advance` by number of the request; updated.
-      counters: totals over all requests; updated.
+      events: events of the present call of `Engine.advance`, by request number; this call updates
+        them.
+      counters: totals over all requests; this call updates them.
     """
     ended: list[int] = []
     calls = gained = 0

@@ -1,4 +1,8 @@
-"""The scheduler of slots and cache pages: it admits, grows, preempts and frees requests."""
+"""The scheduler: it gives slots and cache pages to requests, and takes them back.
+
+A slot is one row of the decode state. A request that loses its slot before it has ended is
+preempted: it returns to the queue and resumes later.
+"""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,16 +29,16 @@ class Row:
       number: the request's number from `Engine.submit`, in order of submission.
       request: the request as submitted.
       arrays: the request as NumPy arrays of one row; the tokens are left out.
-      text: token ids: the prompt, then the decided tokens.
-      read_until: length of the text at admission. Prefill passes read this many tokens; then the
-        row decodes.
+      text: token ids: the prompt, then the new tokens.
+      read_until: length of the text when the request got its slot. Prefill passes read this many
+        tokens; then the row decodes.
       cached: number of tokens of the text in the cache.
-      is_new: whether nothing has been read since admission.
-      calls: number of target calls that decided tokens, including the call that read the end of the
-        prompt.
-      holding: pages of the text.
+      is_new: whether no prefill pass has read a part of the text since the request got its slot.
+      calls: number of target calls that chose tokens of the text, including the call that read the
+        end of the prompt.
+      holding: cache pages of the text.
       preempted: number of times that the request has lost its slot.
-      prompt: scored tokens of the prompt so far; empty if no scores were requested.
+      prompt: prompt tokens with log-probabilities so far; empty if these were not requested.
       matcher: state of the request's grammar after its new tokens; None without a grammar.
     """
 
@@ -58,16 +62,16 @@ class Row:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key of the queue: priority, then order of submission; the lowest comes first."""
+        """Sort key of requests: priority, then order of submission; the lowest comes first."""
         return self.request.priority, self.number
 
     @property
     def reading(self) -> bool:
-        """Whether a part of the text at admission is not cached yet."""
+        """Whether prefill passes must still read a part of the text."""
         return self.cached < self.read_until
 
     def add(self, decided: Sequence[Token]) -> None:
-        """Append decided tokens; the last of them is not in the cache yet."""
+        """Append new tokens; the last of them is not in the cache yet."""
         fresh = [token.id for token in decided]
         self.text += fresh
         if self.matcher is not None:
@@ -76,16 +80,21 @@ class Row:
         self.calls = decided[-1].call + 1
 
     def add_scores(self, scores: Scores, at: int, begin: int) -> None:
-        """Append the scores of a chunk that starts at position `begin`, at place `at` of a pass."""
+        """Append the log-probabilities of a chunk of the prompt.
+
+        Args:
+          scores: the log-probabilities of all chunks of a prefill pass.
+          at: index of this row's chunk in the pass.
+          begin: position of the chunk's first token.
+        """
         count, whole = scores.chosen.shape[1], self.request.prompt
         if self.scores and begin == len(self.prompt):
             self.prompt += prompt_tokens(scores, at, whole[begin + 1 : begin + 1 + count])
 
     def cached_after(self, tokens: int) -> int:
-        """Return an upper bound on the number of cached tokens after `tokens` further tokens.
+        """Return the maximum number of cached tokens after the row has gained `tokens` tokens.
 
-        The bound takes into account that a row ends at its limit and that its last token is never
-        cached.
+        A row ends at its limit, and its last token is never cached.
         """
         knows_root = not self.reading and self.cached < len(self.text)
         length = len(self.text) + tokens + (not knows_root)
@@ -95,9 +104,11 @@ class Row:
 class Pass(NamedTuple):
     """The rows of the next prefill pass.
 
+    A place is an index into the batch of the pass.
+
     Attributes:
-      places: slot whose prompt is read; the key is the place in the pass.
-      admitted: entries of `places` whose requests were admitted for this pass.
+      places: for each place in use, the slot whose prompt is read.
+      admitted: those entries of `places` whose requests have just got their slots.
     """
 
     places: dict[int, int]
@@ -105,25 +116,25 @@ class Pass(NamedTuple):
 
 
 class Scheduler:
-    """Slots, cache pages and the queue of requests.
+    """Assigns slots and cache pages to requests, and keeps the queue of waiting requests.
 
-    On a mesh, each device along `data` has its own shard of the slots and its own pool of pages;
-    nothing is shared between shards.
+    On a mesh, each device along `data` has its own shard of the slots and its own pool of pages.
+    Shards share no pages.
 
     Args:
       slots: B, number of slots over all shards.
       parts: number of shards.
       pages: number of pages per shard, enough for at least one text of M pages.
       width: M, maximum number of pages of a text.
-      prompts: maximum number of prompts that one pass reads on each shard.
-      lookahead: number of tokens after a page on which the contents of the page also depend.
+      prompts: maximum number of prompts that one prefill pass reads on each shard.
+      lookahead: number of tokens after a page on which the contents of the page depend.
 
     Attributes:
       slots: row in each slot; None if the slot is free.
       parts: range of slots of each shard.
       queue: waiting requests, sorted by `Row.rank`.
       pools: pool of pages of each shard.
-      tables: page numbers of every slot; arbitrary past the pages of the text.
+      tables: page numbers of every slot, [B, M]; arbitrary past the pages of the text.
       changed: whether `tables` has changed since it was last copied to the device.
       lacks_pages: whether the first waiting request waits for pages, rather than for a slot.
       preemptions: number of times that a request has lost its slot.
@@ -156,7 +167,7 @@ class Scheduler:
 
     @property
     def decoding(self) -> list[int]:
-        """The occupied slots whose prompts are read, sorted by rank: decode steps take these."""
+        """The occupied slots whose prompts have been read, sorted by rank; these can decode."""
         return [index for index in self.running if not self.row(index).reading]
 
     def row(self, index: int) -> Row:
@@ -166,12 +177,12 @@ class Scheduler:
         return row
 
     def admit(self, tokens: int) -> Pass:
-        """Admit waiting requests, by rank, to the next prefill pass, and return that pass.
+        """Give free slots to waiting requests, by rank, and return the next prefill pass.
 
         A pass costs the same for any number of prompts. So while rows decode, requests wait until
-        the free slots fill a pass, or until there is a slot for every waiting request. An admitted
-        request gets pages for its text and `tokens` further tokens. It is admitted only if every
-        running request could still get pages for `tokens` further tokens.
+        the free slots fill a pass, or until there is a slot for every waiting request. A request
+        that gets a slot also gets pages for its text and for `tokens` further tokens. Enough pages
+        must stay free for `tokens` further tokens of every running request.
         """
         most, running = self._prompts, self.running
         reading = [
@@ -214,8 +225,8 @@ class Scheduler:
     def grow(self, tokens: int) -> None:
         """Give decoding rows the pages for `tokens` further tokens, in the order of rank.
 
-        While a shard has too few free pages, the running request of this shard that comes last by
-        rank is preempted: it returns to the queue and resumes later.
+        While a shard has too few free pages, its running request with the last rank is preempted:
+        the request returns to the queue and resumes later.
         """
         for index in self.decoding:
             pool, part = self._part_of(index)
@@ -250,11 +261,11 @@ class Scheduler:
     def _place(
         self, row: Row, room: Mapping[int, int], spare: Sequence[int], tokens: int
     ) -> int | None:
-        """Give a row its pages, and return their shard; None if no shard has enough pages.
+        """Give a row its pages on one shard, and return the shard; None if no shard has enough.
 
         Shards are filled evenly, but a shard that holds a prefix of the text may have one row more.
-        Among equals, the shard with the longest prefix comes first, then the one with the most free
-        pages.
+        Among equally filled shards, the shard with the longest prefix comes first, then the shard
+        with the most free pages.
 
         Args:
           row: a waiting row.

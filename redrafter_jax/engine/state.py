@@ -1,4 +1,4 @@
-"""The decode state of B rows: its creation, its size, and access to some of its rows."""
+"""The decode state of B rows: creation, size in bytes, and access to some of the rows."""
 
 import math
 from functools import partial
@@ -33,7 +33,7 @@ def empty_rows(
       slots: S, maximum number of tokens of a row.
       stop_width: E, maximum number of stop tokens of a row.
       pages: number of cache pages over all devices along `data`; None allocates S slots per row.
-        With None and without a mesh, every row has its own pages; otherwise the caller must set the
+        With None and without a mesh, every row has its own pages. Otherwise the caller must set the
         page table.
     """
     if target.mesh is None:
@@ -56,13 +56,16 @@ def row_shapes(
     stop_width: int,
     pages: int | None = None,
 ) -> DecodeState:
-    """Return the shapes of the state that `empty_rows` creates; the models may be shapes too."""
+    """Return the shapes and dtypes of the state that `empty_rows` creates.
+
+    The models may hold `jax.ShapeDtypeStruct`s instead of arrays.
+    """
     make = partial(_empty, rows=rows, slots=slots, stop_width=stop_width, pages=pages)
     return jax.eval_shape(make, target, drafter)
 
 
 def page_bytes(target: Target, drafter: Drafter) -> int:
-    """Return the bytes of one cache page on one device, over all layers of target and drafter."""
+    """Return the bytes that one cache page takes on one device, in all layers of both models."""
     parts = data_shards(target.mesh)
     cache = row_shapes(target, drafter, parts, PAGE, 1, pages=parts).cache
     layers = cache.keys + cache.values
@@ -115,7 +118,7 @@ def take_rows(state: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
 
 
 def put_rows_back(state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]) -> DecodeState:
-    """Scatter rows back into the state; rows of B and above are dropped."""
+    """Write the rows `fresh` into the state at indices `rows`; indices from B on are ignored."""
 
     def put(ours: Shaped[Array, "B ..."], new: Shaped[Array, "G ..."]) -> Shaped[Array, "B ..."]:
         return ours.at[rows].set(new, mode="drop")

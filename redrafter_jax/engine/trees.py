@@ -1,8 +1,8 @@
-"""The choice of the tree to draft: a tree is used only while it gains more than it costs.
+"""The choice of the tree to draft: a tree is used only while it makes decoding faster.
 
-The cost of a step grows with its rows and tree nodes; its gain depends on the text. So the engine
-measures both: the seconds per step of each compiled program, and the tokens gained by recent target
-calls. The choice affects speed only: no tree changes a text.
+The cost of a step grows with the number of rows and of tree nodes. The gain of a step depends on
+the text. So the engine measures both: the seconds per step of each compiled program, and the tokens
+gained by recent target calls. The choice affects only the speed, never the text.
 """
 
 from collections import deque
@@ -65,7 +65,7 @@ class _Learned:
     burst: int = _FIRST_BURST
 
     def begin_text(self) -> None:
-        """Reduce the weight of earlier texts, because all rows that decode now are new."""
+        """Reduce the weight of earlier texts; call this when all rows have new texts."""
         self.calls *= _CARRIED
         self.patience = min(self.patience, _NEW_TEXT_PATIENCE)
         self.burst = _FIRST_BURST
@@ -81,7 +81,15 @@ _learned: dict[Hashable, _Learned] = {}
 def bind_models(
     target: Target, drafter: LoadedHead | Drafter | None, tree: TreeConfig | TreeTable | None
 ) -> tuple[Drafter, tuple[TreeConfig | None, ...]]:
-    """Return the drafter to use, and the trees that it may draft.
+    """Check that the models and the tree fit each other; return the drafter and its trees.
+
+    Args:
+      target: the target model.
+      drafter: drafter, in any form that `generate` takes.
+      tree: tree, in any form that `generate` takes.
+
+    Returns:
+      The drafter as a `Drafter`, and the distinct trees that may be drafted.
 
     Raises:
       InputError: an argument has the wrong type, or the models do not fit each other.
@@ -95,9 +103,7 @@ def bind_models(
         bound, one = bind_drafter(drafter, tree)
         trees = (one,)
     if not (isinstance(target, Model) and isinstance(target.config, TargetConfig)):
-        raise InputError(
-            f"target is {target!r:.40}; give the result of load_target, and load its drafter."
-        )
+        raise InputError(f"target is {target!r:.40}; give the result of load_target.")
     for one in trees:
         check_drafting(target.config, bound, one)
     check_same_mesh(target, *bound.models)
@@ -113,14 +119,16 @@ class TreeChooser:
       programs: (batch size, tree) pairs that may be compiled.
 
     Args:
-      tree: one tree for all texts, or the table of `python -m eval tune`; None drafts nothing.
-      adaptive: whether to decode without drafting while a tree gains less than it costs.
-      slots: B, number of rows of the state.
+      tree: one tree for all texts, or a table of trees from `python -m eval tune`; None drafts
+        nothing.
+      adaptive: whether to decode without drafting while drafting makes decoding slower.
+      slots: B, number of rows of the decode state.
       row_counts: batch sizes besides B. None uses the batch sizes of the table; without a table,
-        the smallest batch size that the shards allow.
+        the number of shards.
       shards: number of equal shards into which a mesh splits the rows.
-      models: key of the pair of target and drafter; engines with the same key share measured gains.
-      shape: key of everything besides rows and tree that affects the seconds per step.
+      models: key that identifies target and drafter; engines with equal keys share measured gains.
+      shape: key of everything else, besides batch size and tree, that affects the seconds per step;
+        engines with equal keys share measured times.
 
     Raises:
       InputError: a batch size cannot be split equally over the shards.
@@ -148,11 +156,11 @@ class TreeChooser:
             row_counts = [size for size in sizes if size % shards == 0] or [shards]
         self.row_counts = sorted({count for count in row_counts if count < slots} | {slots})
         for count in self.row_counts:
-            check_size(count, "A number of rows")
+            check_size(count, "An entry of row_counts")
             if count % shards:
                 raise InputError(
-                    f"{count} rows cannot be split evenly over the {shards} devices along data; "
-                    f"give slots and row_counts in multiples of {shards}."
+                    f"{count} rows cannot be split evenly over the mesh's data={shards}; give "
+                    f"slots and row_counts in multiples of {shards}."
                 )
         self.programs = [
             (rows, tree) for rows in self.row_counts for tree in self.trees if self._may(rows, tree)
@@ -166,7 +174,7 @@ class TreeChooser:
         return next(rows for rows in self.row_counts if rows >= active)
 
     def begin_text(self) -> None:
-        """Record that all rows that decode next have new texts."""
+        """Record that all rows have new texts from the next decode step on."""
         self._text_is_new = True
 
     def choose(
@@ -176,9 +184,12 @@ class TreeChooser:
 
         Args:
           rows: batch size, one of `row_counts`.
-          temperatures: temperatures of the rows that speculate; without such rows, nothing is
-            drafted.
+          temperatures: temperatures of the rows for which trees may be drafted; if it is empty,
+            nothing is drafted.
           most: maximum number of steps.
+
+        Returns:
+          The tree, or None to draft nothing; and the number of steps, at most `most`.
         """
         tuned = self._tuned(rows, temperatures)
         tree = self._only if tuned is None else tuned.tree
@@ -222,10 +233,10 @@ class TreeChooser:
 
         Args:
           rows: batch size.
-          tree: tree that was drafted.
+          tree: tree that was drafted; None if nothing was drafted.
           steps: number of steps.
-          calls: target calls of speculating rows in these steps.
-          gained: tokens gained by these calls.
+          calls: number of target calls in these steps, over the rows that speculate.
+          gained: number of tokens gained by these calls.
           seconds: seconds per step; None if not measured.
         """
         if seconds is not None:
@@ -255,11 +266,11 @@ class TreeChooser:
         return median(known) if known else None
 
     def cost(self, rows: int, tree: TreeConfig, tuned: TunedTree | None = None) -> float | None:
-        """Return the cost of a step with a tree, in steps without drafting; None if unknown.
+        """Return the time of a step with a tree, divided by the time of a step without drafting.
 
-        This is also the number of tokens that the step must gain to pay for itself. Unless steps
-        with and without the tree have been timed, the cost is the table's acceptance length divided
-        by the table's speed-up.
+        This is also the number of tokens that a step with the tree must gain to be worth its time.
+        If such steps have not been timed, the cost is the acceptance length divided by the speed-up
+        in `tuned`. None means that the cost is unknown.
         """
         own, baseline = self.seconds(rows, tree), self.seconds(rows, None)
         if own is not None and baseline is not None:

@@ -1,4 +1,4 @@
-"""Attention of the target; the only module that imports the kernels of attention and its cache."""
+"""Attention of the target; only this module imports the kernels for attention and cache writes."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
@@ -22,10 +22,19 @@ def prefill_attention(
 ) -> Float[Array, "B T Q H"]:
     """Causal self-attention over left-aligned sequences, with a float32 softmax.
 
-    Rows may end in padding, which the causal mask hides from all real tokens. With `window`, a
-    token attends to that many positions, its own included; with None it attends to all positions up
-    to its own. Tokens of different `segments` do not attend to each other. `beside` holds J further
-    keys and values per position, which only the token at that position attends to.
+    Rows may end in padding, which the causal mask hides from all real tokens.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      scale: factor on the scores before the softmax.
+      window: number of positions that a token attends to, its own position included; None for all
+        positions up to its own.
+      segments: number of each token's sequence, for rows that hold several sequences. Tokens of
+        different sequences do not attend to each other. None for one sequence per row.
+      beside: J further keys and values per position; only the token at this position attends to
+        them.
     """
     T = q.shape[1]
     reach = T if window is None else window - 1
@@ -87,7 +96,10 @@ def write_rows(
     page: Int[Array, "B T"],
     slot: Int[Array, "B T"],
 ) -> tuple[Shaped[Array, "pages K page H"], ...]:
-    """Return the layers with new rows; see `pallas_kernels.write_rows.write_rows`."""
+    """Write new rows into cache layers, each at a page and a slot; return the layers.
+
+    See `pallas_kernels.write_rows.write_rows`.
+    """
     from pallas_kernels.write_rows import write_rows as write  # only needed while tracing a step
 
     return write(layers, fresh, page, slot)

@@ -1,6 +1,6 @@
 """The paged key-value cache, which is allocated once and written in place.
 
-To drop tokens, only `lengths` is lowered; their entries are overwritten later.
+To drop tokens, it is enough to lower `lengths`: later tokens overwrite the dropped entries.
 """
 
 import jax.numpy as jnp
@@ -28,9 +28,9 @@ def init_cache(
       batch: B, number of rows.
       slots: S, maximum number of tokens of a row.
       dtype: dtype of keys and values.
-      own: shape of the drafter's own layers, which follow the target's layers.
-      pages: number of pages. With None, there are S slots per row, and row b has the pages from b M
-        to (b + 1) M - 1.
+      own: shape of the drafter's own layers, which follow the target's layers; None for no layers.
+      pages: number of pages. None allocates M pages for the S slots of each row, and row b has the
+        pages from b M to (b + 1) M - 1.
     """
     target = CacheShape(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
     table = own_pages(batch, slots)
@@ -47,13 +47,13 @@ def init_cache(
 
 
 def own_pages(batch: int, slots: int) -> Int[Array, "B M"]:
-    """Return the page table of B rows with S slots each that share no pages."""
+    """Return the page table of B rows of S slots; each row has its own M pages."""
     M = -(-slots // PAGE)
     return jnp.arange(batch * M).reshape(batch, M)
 
 
 def split_layers(cache: KVCache, count: int) -> tuple[KVCache, KVCache]:
-    """Split the cache into the target's layers, which are `count`, and the drafter's own layers."""
+    """Split the cache into the target's layers, the first `count`, and the drafter's own layers."""
     own = cache._replace(keys=cache.keys[count:], values=cache.values[count:])
     return first_layers(cache, count), own
 
@@ -124,7 +124,7 @@ def rows_of(cache: KVCache, rows: Int[Array, " G"]) -> KVCache:
 
 
 def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
-    """Put the rows of `fresh`, from `rows_of`, back into the cache after they were written.
+    """Return the cache after its rows from `rows_of` have been written, as `fresh`.
 
     An index of B or above, past the last row, is ignored.
     """
@@ -135,7 +135,7 @@ def put_rows(cache: KVCache, fresh: KVCache, rows: Int[Array, " G"]) -> KVCache:
 def slots_of(
     layer: Float[Array, "pages K page H"], table: Int[Array, "B M"]
 ) -> Float[Array, "B K S H"]:
-    """Return all slots of every row in one layer, in the order of the text."""
+    """Gather all S = M * PAGE slots of every row in one layer, in the order of the text."""
     B, M = table.shape
     _, K, _, H = layer.shape
     return layer[table].transpose(0, 2, 1, 3, 4).reshape(B, K, M * PAGE, H)

@@ -36,10 +36,14 @@ WEIGHT_INIT = nnx.initializers.normal(0.02)
 class Attention(nnx.Module):
     """The projections of grouped-query attention, stored [in, out].
 
-    The query, key and value projections are one weight. Its outputs are grouped by key head: the
-    query heads that share a key head, then this key head and its value head. `inputs` is the input
-    width of these projections, by default the model's width; the output width is always the model's
-    width.
+    The query, key and value projections are one weight. The outputs of this weight are grouped by
+    key head: the query heads that share a key head, then the key head and its value head.
+
+    Args:
+      config: the configuration of the model.
+      rngs: random number generators for the initial weights.
+      inputs: I, the input width of the query, key and value projections; None takes the model's
+        width. The output projection always returns the model's width.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs, inputs: int | None = None) -> None:
@@ -61,14 +65,14 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """Return the block's output, and the rotated keys and the values of the tokens in x."""
+        """Return the output of the attention block, and the tokens' rotated keys and values."""
         attended, k, v = self.attend(x, angles, attend)
         return self.project(attended), k, v
 
     def attend(
         self, x: Float[Array, "B T I"], angles: Angles, attend: Attend
     ) -> tuple[Float[Array, "B T QH"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """Return the heads' outputs side by side, and keys and values as `__call__` does."""
+        """Return the concatenated outputs of all heads, and keys and values as in `__call__`."""
         q, k, v = self._heads(x, angles)
         return attend(q, k, v).reshape(*x.shape[:2], -1), k, v
 
@@ -80,7 +84,7 @@ class Attention(nnx.Module):
     def keys_and_values(
         self, x: Float[Array, "B T I"], angles: Angles
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """Return the rotated keys and the values of the tokens in x."""
+        """Return only the tokens' rotated keys and values."""
         return self._heads(x, angles)[1:]
 
     def _heads(
@@ -110,8 +114,8 @@ def _draw(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
 class FeedForward(nnx.Module):
     """The gated feed-forward block, SwiGLU or GeGLU (arXiv 2002.05202), stored [in, out].
 
-    Gate and up projection are one weight, whose outputs are grouped so that a mesh can split both
-    projections alike.
+    The gate and up projections are one weight. The outputs of this weight are grouped, so a mesh
+    can split both projections in the same way.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -126,7 +130,7 @@ class FeedForward(nnx.Module):
         return self.project(self.gated(x))
 
     def gated(self, x: Float[Array, "B T D"]) -> Float[Array, "B T inner"]:
-        """Return the product of gate and up projection."""
+        """Return the activation of the gate projection, times the up projection."""
         gate, up = jnp.split(joined_linear(x, self.gate_up_proj), 2, axis=-1)
         return (_ACTIVATIONS[self.config.hidden_act](gate) * up).reshape(*x.shape[:2], -1)
 
@@ -140,15 +144,15 @@ class Stream(NamedTuple):
 
     Attributes:
       hidden: the stream, without `parts`.
-      parts: from `product_in_parts`, the output of the block before, which the norm of the next
-        block adds in the same kernel; None if `hidden` has it.
+      parts: the output of the previous block, in parts from `product_in_parts`. The kernel of the
+        next block's norm adds them to `hidden`. None if `hidden` already includes the output.
     """
 
     hidden: Float[Array, "B T D"]
     parts: Float[Array, "parts B T D"] | None = None
 
     def whole(self) -> Float[Array, "B T D"]:
-        """Return the stream with its parts."""
+        """Return the sum of the stream and its parts."""
         if self.parts is None:
             return self.hidden
         return self.hidden + self.parts.sum(axis=0).astype(self.hidden.dtype)
@@ -156,7 +160,7 @@ class Stream(NamedTuple):
     def enter(
         self, norm: nnx.Param, config: TargetConfig
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
-        """Return the stream with its parts, and its norm."""
+        """Return the sum of the stream and its parts, and this sum after the norm."""
         if self.parts is None:
             return self.hidden, normalised(self.hidden, norm, config)
         *shape, D = self.hidden.shape
@@ -191,7 +195,7 @@ class DecoderLayer(nnx.Module):
     def through(
         self, stream: Stream, angles: Angles, attend: Attend
     ) -> tuple[Stream, Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """Run the layer on the stream as the layer before leaves it."""
+        """Run the layer on the residual stream that the previous layer returned."""
         attention, config = self.self_attn, self.config
         x, normed = stream.enter(self.attention_norm, config)
         attended, k, v = attention.attend(normed, angles, attend)
@@ -211,7 +215,7 @@ class DecoderLayer(nnx.Module):
 
 
 def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
-    """Create the weight of a norm that scales by 1, of the model's width or of the given size."""
+    """Create the weight of a norm that scales by 1; `size` defaults to the model's width."""
     shape = size or config.hidden_size
     return nnx.Param(jnp.zeros(shape) if config.zero_centered_norms else jnp.ones(shape))
 
@@ -219,10 +223,10 @@ def norm_weight(config: TargetConfig, size: int | None = None) -> nnx.Param:
 def normalised(
     x: Float[Array, "..."], norm: nnx.Param | None, config: TargetConfig
 ) -> Float[Array, "..."]:
-    """Apply the model's root-mean-square norm (arXiv 1910.07467); return x if there is no weight.
+    """Apply the model's root-mean-square norm (arXiv 1910.07467); return x if `norm` is None.
 
     The norm is computed in float32 and returned in the dtype of x. A zero-centered norm multiplies
-    by one plus its weight, before the result is cast.
+    by one plus its weight in float32; other norms multiply by their weight in the dtype of x.
     """
     if norm is None:
         return x

@@ -1,8 +1,8 @@
 """Linear maps with plain or quantized weights, and several maps joined in one weight.
 
-Maps of the same inputs are joined, so that a GPU runs one matrix product instead of several. The
-metadata of a joined parameter holds the names and widths of the parts (`joined_param`); in files
-the parts are separate.
+Maps of the same inputs are joined, so a GPU runs one matrix product instead of several. The
+metadata of a joined parameter holds the names and widths of the maps (`joined_param`). In files the
+maps are separate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,17 +29,17 @@ GROUP_SIZES = (128, 64, 32)
 class QuantizedWeight(NamedTuple):
     """A weight with 8 or 4 bits per number.
 
-    A matrix is [in, out] and quantized in groups along the inputs. An embedding table is [V, D] and
-    quantized in groups along D. Each group of each output has a scale; some formats have a single
-    group. `scale` and `minimum` have the axes of the matrix, with one entry per group along the
-    grouped axis.
+    A matrix is [in, out] and is quantized in groups along the inputs. An embedding table is [V, D]
+    and is quantized in groups along D. Each group of each output has one scale. Some formats have a
+    single group, the whole axis. `scale` and `minimum` have the axes of the weight, with one entry
+    per group along the grouped axis.
 
     Attributes:
       codes: int8, int4 or float8_e4m3fn codes. A code stands for `scale * code`, or with a minimum
         for `minimum + scale * (code - lowest)`, where `lowest` is the least value of the integer
         dtype.
       scale: scale of every group.
-      minimum: number that the lowest code represents; None if code 0 represents 0.
+      minimum: number that the lowest code of each group stands for; None if code 0 stands for 0.
     """
 
     codes: Num[Array, "..."]
@@ -55,9 +55,9 @@ def linear(
 ) -> Float[Array, "... O"]:
     """Compute `x @ weight`.
 
-    The codes of a quantized weight are cast to the dtype of x, which represents them exactly, and
-    the float32 sums are scaled afterwards. So GPUs create no dequantized weight. On Hopper GPUs a
-    kernel does this for weights with several groups; see `grouped_matmul`.
+    The codes of a quantized weight are cast to the dtype of x, which represents them exactly. The
+    float32 sums are scaled afterwards, so no dequantized weight is stored. On Hopper GPUs a kernel
+    computes the product for weights with several groups; see `grouped_matmul`.
 
     Args:
       x: inputs, float32 or bfloat16.
@@ -75,7 +75,7 @@ def linear(
 def by_rows(
     product: Callable[[Float[Array, "... I"]], Float[Array, "... O"]], x: Float[Array, "... I"]
 ) -> Float[Array, "... O"]:
-    """Apply a product to x, padded to the number of rows that the device computes at once."""
+    """Apply a product to x; x is padded to the number of rows that the device computes at once."""
     rows = x.reshape(-1, x.shape[-1])
     missing = fewest_rows() - len(rows)
     if missing <= 0:
@@ -87,10 +87,11 @@ def by_rows(
 def product_in_parts(
     x: Float[Array, "B T I"], weight: Weight
 ) -> Float[Array, "parts B T O"] | None:
-    """Compute `x @ weight` as float32 parts, which add up to it, for `add_norm` on a GPU.
+    """Compute `x @ weight` as float32 parts, whose sum is the product, for `add_norm` on a GPU.
 
-    XLA for GPUs splits the inputs of such a product, too, to keep all cores reading, and launches
-    a kernel to add its parts. Returns None where this would not save a launch.
+    For products of few rows, XLA for GPUs computes such parts itself, and launches one more kernel
+    to add them. `add_norm` adds the parts in the kernel of the next norm. Returns None where this
+    would not save a kernel launch.
     """
     (B, T, inputs), fewest = x.shape, fewest_rows()
     few = 1 < fewest <= B * T <= _MOST_ROWS
@@ -114,7 +115,10 @@ def add_norm(
     epsilon: float,
     zero_centered: bool,
 ) -> tuple[Float[Array, "rows D"], Float[Array, "rows D"]]:
-    """Add the parts of a product to x, and norm the sum; see `pallas_kernels.add_norm.add_norm`."""
+    """Add the parts of a product to x; return the sum, and the sum after a root-mean-square norm.
+
+    See `pallas_kernels.add_norm.add_norm`.
+    """
     from pallas_kernels.add_norm import add_norm as add  # only needed while tracing a step
 
     return add(x, parts, weight, epsilon=epsilon, zero_centered=zero_centered)
@@ -123,7 +127,7 @@ def add_norm(
 def read_rows(
     table: Weight, rows: Int[Array, "..."], size: int, dtype: DTypeLike
 ) -> Float[Array, "... D"]:
-    """Read rows of a table; on a mesh, this device may hold only a shard of the table.
+    """Read rows of an embedding table; on a mesh, this device may hold only a shard of the table.
 
     Args:
       table: the whole table, or this device's shard.
@@ -149,12 +153,12 @@ def table_length(table: Weight) -> int:
 
 
 def transposed(table: QuantizedWeight) -> QuantizedWeight:
-    """Convert a quantized table to a matrix [in, out], or back."""
+    """Convert a quantized table [V, D] to a matrix [in, out], or a matrix to a table."""
     return jax.tree.map(lambda leaf: leaf.T, table)
 
 
 def quantize(weight: Float[Array, "..."], form: WeightFormat, axis: int = 0) -> QuantizedWeight:
-    """Quantize a weight to the nearest numbers of a format, group by group.
+    """Quantize a weight group by group: round each number to the nearest number of a format.
 
     int8 and fp8 (float8_e4m3fn) have a float32 scale per output and no minimum. int4 has a bfloat16
     scale and a bfloat16 minimum per group of 128 inputs, or of 64 or 32 inputs if no larger size
@@ -210,14 +214,16 @@ def dequantize(weight: Weight, dtype: DTypeLike) -> Float[Array, "..."]:
 
 
 def _divisor(scale: Float[Array, "..."]) -> Float[Array, "... 1"]:
-    """Replace a scale of 0, which a group of equal numbers has, by 1."""
+    """Return the scale as a divisor; a scale of 0, of a group of equal numbers, becomes 1."""
     return jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None]
 
 
 class Joint(NamedTuple):
-    """The layout of a weight that joins several maps: groups, each with some outputs of every map.
+    """The layout of a weight that joins several linear maps of the same inputs.
 
-    If a mesh splits the joined weight between groups, it splits every map alike.
+    The outputs of the joined weight are divided into equal groups. Each group has the same number
+    of outputs of every map, so a mesh that splits the weight between groups splits every map in the
+    same way.
 
     Attributes:
       names: parameter names of the maps in files.
@@ -239,12 +245,12 @@ class SeparateWeights(NamedTuple):
 def joined_param(
     joint: Joint, inputs: Sequence[int], init: Callable[[tuple[int, ...]], Array]
 ) -> nnx.Param:
-    """Create a parameter that joins several maps; its parts are initialised one by one, in order.
+    """Create a parameter that joins several maps, which are initialised one by one, in order.
 
     Args:
       joint: layout of the joined maps.
-      inputs: axes before the outputs: one axis for weights, no axis for biases.
-      init: function from the shape of a part to its values.
+      inputs: shape before the axis of the outputs: one axis for weights, no axis for biases.
+      init: function from the shape of a map's weight or bias to the initial values.
     """
     parts = [init((*inputs, joint.groups * width)) for width in joint.widths]
     return nnx.Param(join(joint, parts), joint=joint)
@@ -256,14 +262,14 @@ def joint_of(variable: nnx.Variable[Any]) -> Joint | None:
 
 
 def join(joint: Joint, parts: Sequence[Weight]) -> Weight | SeparateWeights:
-    """Join weights or biases that are all plain or quantized alike; keep others separate."""
+    """Join weights or biases of one format; return `SeparateWeights` if the formats differ."""
     if len({_form(part) for part in parts}) > 1:
         return SeparateWeights(tuple(parts))
     return jax.tree.map(partial(_side_by_side, joint), *parts)
 
 
 def _form(part: Weight) -> Any:
-    """Return what the parts must have in common to be joined: all but the number of outputs."""
+    """Return the format of a part: its structure, and the dtypes and input shapes of its arrays."""
     leaves, structure = jax.tree.flatten(part)
     return structure, *((str(leaf.dtype), leaf.shape[:-1]) for leaf in leaves)
 
@@ -277,7 +283,10 @@ def _side_by_side(joint: Joint, *parts: Shaped[Array, "..."]) -> Shaped[Array, "
 
 
 def take_apart(joint: Joint, whole: Any) -> tuple[Weight, ...]:
-    """Split a joined weight or bias into the parts that `join` was given; also for NumPy arrays."""
+    """Split a joined weight or bias into the parts that were given to `join`.
+
+    `whole` may consist of JAX or NumPy arrays.
+    """
     if isinstance(whole, SeparateWeights):
         return whole.parts
     starts = [sum(joint.widths[:at]) for at in range(1, len(joint.widths))]
@@ -310,7 +319,11 @@ def parts_of(
 def joined_linear(
     x: Float[Array, "... I"], weight: nnx.Param, bias: nnx.Param | None = None
 ) -> Float[Array, "... groups outputs"]:
-    """Apply joined maps to x; return the outputs by group, on a mesh this device's shard."""
+    """Apply joined maps to x, and return the outputs by group.
+
+    On a mesh, the groups are this device's shard. Within a group, the outputs of the maps follow
+    one another in the order of `Joint.names`.
+    """
     joint, value = joint_of(weight), weight.get_value()
     assert joint is not None, "the parameter is one map alone"
     if isinstance(value, SeparateWeights):

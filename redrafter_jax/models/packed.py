@@ -1,6 +1,7 @@
-"""Passes of the target in which the tokens of all rows are one row, except in attention.
+"""Target passes that pack the tokens of all rows into one row, except in attention.
 
-The linear maps then cost as much as the number of tokens, however they are spread over the rows.
+The cost of the linear maps then depends only on the number of tokens, not on their distribution
+over the rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,8 @@ def forward_nodes(
       decoder: the target.
       tree: the trees.
       cache: the target's layers of the cache.
-      nodes: numbers of the M nodes to run, from `share_nodes`; results at other nodes are garbage.
+      nodes: indices of the M nodes to run, among the B * N nodes of the batch, from `share_nodes`.
+        Results at other nodes are garbage.
       context_layers: as in `Decoder.forward`.
     """
     B, N = tree.tokens.shape
@@ -61,9 +63,9 @@ def forward_tree_and_chunk(
     chunk_cache: KVCache,
     context_layers: tuple[int, ...] = (),
 ) -> tuple[Verified, Passed]:
-    """Run `Decoder.tree_forward` and `Decoder.chunk_forward` as one pass.
+    """Run `Decoder.tree_forward` and `Decoder.chunk_forward` as one pass, and return both results.
 
-    Each weight is read once for both.
+    The pass reads each weight only once.
 
     Args:
       decoder: the target.
@@ -119,6 +121,6 @@ def forward_tree_and_chunk(
 
 
 def _below_tree(decoder: Decoder, tree: TokenTree, cache: KVCache) -> Callable[[int], Attend]:
-    """Return the attention of each layer for the nodes of a tree; padding nodes see themselves."""
+    """Return the attention of each layer for a tree; a padding node attends to itself as well."""
     mask = tree.mask | jnp.eye(tree.tokens.shape[1], dtype=bool)
     return partial(decoder.attend_below, cache=cache, mask=mask)

@@ -17,11 +17,11 @@ from redrafter_jax.parallel.model import Model
 
 
 class Projection(nnx.Module):
-    """Scores of all tokens of a vocabulary, or of a list of tokens in the order of the list.
+    """A linear map from hidden states to the scores of U tokens: the whole vocabulary, or a list.
 
     Attributes:
-      weight: the weight, [D U]; or [U D] if it has the layout of an embedding.
-      embedding: whether the weight has the layout of an embedding.
+      weight: the weight, [D, U], or [U, D] if `embedding` is True.
+      embedding: whether the weight has the layout of an embedding table.
     """
 
     def __init__(self, weight: Weight, *, embedding: bool) -> None:
@@ -38,7 +38,7 @@ class Projection(nnx.Module):
         return by_rows(partial(_times_embedding, weight), hidden)
 
     def of_tokens(self, tokens: Int[Array, " U"]) -> "Projection":
-        """Return the projection to these tokens alone, whose weights are gathered."""
+        """Return the projection to `tokens` alone, in their order; their weights are gathered."""
         axis = 0 if self.embedding else 1
         gather = partial(jnp.take, indices=tokens, axis=axis)
         weight: Weight = jax.tree.map(gather, self.weight.get_value())
@@ -62,11 +62,13 @@ _Parts = dict[tuple[int, ...], Model[None, Projection]]
 
 
 class Lender:
-    """Lends drafters the parts of a target's vocabulary projection, each of which is gathered once.
+    """Gathers parts of a target's vocabulary projection for drafters, each part only once.
+
+    A part is the projection to the tokens that a drafter can draft.
 
     Args:
       target: the target model.
-      parts: parts gathered so far; the lender adds new parts to this mapping.
+      parts: parts gathered so far, by token ids; the lender adds new parts to this mapping.
     """
 
     def __init__(self, target: Model[TargetConfig, Any], parts: _Parts | None = None) -> None:
@@ -74,7 +76,7 @@ class Lender:
         self._parts: _Parts = {} if parts is None else parts
 
     def projection(self, tokens: tuple[int, ...]) -> Model[None, Projection] | None:
-        """Return the projection to these tokens; None on a mesh that splits the vocabulary."""
+        """Return the projection to these token ids; None on a mesh that splits the vocabulary."""
         target = self._target
         mesh = target.mesh
         parts = 1 if mesh is None else mesh.shape[MODEL]
@@ -92,7 +94,7 @@ _lent: dict[int, _Parts] = {}
 
 
 def lender_of(target: Model[TargetConfig, Any]) -> Lender:
-    """Return the lender of a target; the gathered parts are kept while the target is alive."""
+    """Return the `Lender` of a target; its parts are kept while the target object is alive."""
     key = id(target)
     if key not in _lent:
         _lent[key] = {}

@@ -19,7 +19,8 @@ AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
 def quantize_model(model: AnyModel, quantization: Quantization) -> AnyModel:
     """Quantize the matrices of a target or drafter on one device.
 
-    Under `jax.eval_shape` only the shapes are computed.
+    `quantization` selects the format of each matrix by its name. Under `jax.eval_shape` only the
+    shapes are computed.
 
     Raises:
       InputError: int4 is requested, but no group size divides the inputs of a matrix.
@@ -43,9 +44,9 @@ compiled_quantize = partial(jax.jit, static_argnums=(1, 2))(quantize)
 
 
 def check_format(name: str, form: WeightFormat, inputs: int) -> None:
-    """Refuse int4 if no group size divides the number of inputs of the matrix."""
+    """Raise `InputError` if the format is int4 and no group size divides the number of inputs."""
     if form == "int4" and group_size(inputs) is None:
         raise InputError(
-            f"{name!r} has {inputs} inputs, which no group size of int4 divides "
-            f"({', '.join(map(str, GROUP_SIZES))}); use int8 or fp8."
+            f"The weight {name!r} has {inputs} inputs, which no group size of int4 divides "
+            f"({', '.join(map(str, GROUP_SIZES))}); use int8 or fp8 for this weight."
         )

@@ -1,4 +1,4 @@
-"""The rotary embedding: its frequencies, the scalings that checkpoints state, and the rotation."""
+"""The rotary embedding: frequencies, their scaling for long contexts, and the rotation."""
 
 import math
 
@@ -20,10 +20,10 @@ from redrafter_jax.config import (
 def rotary_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> Float[np.ndarray, " half"]:
-    """Return the float32 frequency of each pair of a head in radians per position, fastest first.
+    """Return the float32 frequencies of a head's pairs of dimensions, highest first.
 
-    The frequencies are computed in float64 and outside of tracing, because they are constants of a
-    checkpoint.
+    The unit is radians per position. The frequencies are computed in float64 and outside of
+    tracing, because they are constants of a checkpoint.
     """
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     match scaling:
@@ -41,7 +41,10 @@ def rotary_frequencies(
 
 
 def positions_in(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Return each token's position in its document, from 0; `segments` numbers documents."""
+    """Return each token's position in its sequence, from 0.
+
+    `segments` holds the number of each token's sequence; the tokens of a sequence are adjacent.
+    """
     places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=-1) != 0
     return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
@@ -93,7 +96,7 @@ def _llama3_kept(
 
 def _yarn_kept(head_dim: int, theta: float, scaling: YarnScaling) -> Float[np.ndarray, " half"]:
     def pair_with(turns: float) -> float:
-        """Return the index along the head whose frequency makes `turns` in the original context."""
+        """Return the fractional index of the pair with `turns` turns in the original context."""
         positions_per_radian = scaling.original_max_position_embeddings / (2 * math.pi * turns)
         return head_dim * math.log(positions_per_radian) / (2 * math.log(theta))
 

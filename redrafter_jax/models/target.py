@@ -1,4 +1,4 @@
-"""The target: a decoder of the Llama family that verifies a token tree in one pass."""
+"""The target: a decoder of the Llama family, which verifies a token tree in one pass."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +39,7 @@ Passed = tuple[Float[Array, "B T Z"], _PerLayer, _PerLayer]
 class Decoder(nnx.Module):
     """The parameters of a language model of the Llama family (arXiv 2302.13971).
 
-    The configuration selects the variations of the family. Biases and norms that a model lacks are
+    The configuration selects the variant of the family. Biases and norms that the variant lacks are
     None.
     """
 
@@ -64,11 +64,11 @@ class Decoder(nnx.Module):
 
         Args:
           tokens: token ids.
-          segments: number of the sequence of each token, for rows that hold several consecutive
+          segments: number of each token's sequence, for rows that hold several consecutive
             sequences. Sequences do not attend to each other, and each begins at position 0. None
             for one sequence per row.
-          context_layers: indices of layers, from 0, whose outputs are concatenated before the last
-            hidden states.
+          context_layers: indices of the context layers, from 0: layers whose outputs are returned
+            as well, concatenated before the last hidden states.
 
         Returns:
           The hidden states, and the keys and the values of each layer. The final norm has been
@@ -94,11 +94,11 @@ class Decoder(nnx.Module):
         cache: KVCache,
         context_layers: tuple[int, ...] = (),
     ) -> Verified:
-        """Run a pass over the nodes of a tree, which follows the cached tokens.
+        """Run a pass over the nodes of a tree whose root follows the cached tokens.
 
-        A node has the position `lengths + depth`, and attends to the cache and to its ancestors.
-        The keys and values of the nodes are returned, and not written to the cache. The hidden
-        states are those of `forward`.
+        A node has the position `lengths + depth`, and attends to the cache, to itself and to its
+        ancestors. The keys and values of the nodes are returned, and not written to the cache. The
+        hidden states have the layout of those that `forward` returns.
 
         Args:
           tree: the trees.
@@ -116,10 +116,10 @@ class Decoder(nnx.Module):
         end: int,
         context_layers: tuple[int, ...] = (),
     ) -> Halfway:
-        """Run the layers of `tree_forward` from the first that `begun` lacks up to layer `end`.
+        """Continue the pass of `tree_forward` until `end` layers have been run.
 
         Args:
-          begun: the pass through earlier layers; None if there are none.
+          begun: the pass through the first layers; None to start at layer 0.
           tree: the trees.
           cache: the target's layers of the cache; layers from `end` on are not needed.
           end: number of layers that have been run after this call.
@@ -143,7 +143,7 @@ class Decoder(nnx.Module):
         )
 
     def tree_outputs(self, whole: Halfway, tree: TokenTree) -> Verified:
-        """Return the outputs of `tree_forward` from its pass through all layers."""
+        """Return the outputs of `tree_forward`, given the pass through all layers."""
         hidden, N = self._states(whole), tree.tokens.shape[1]
         # Keys and values keep the padding: slicing them would copy them in every layer.
         return Verified(self.logits(hidden)[:, :N], hidden[:, :N], whole.keys, whole.values)
@@ -189,7 +189,7 @@ class Decoder(nnx.Module):
         Args:
           tokens: token ids.
           cache: the target's layers of the cache, with room for the tokens.
-          count: number of tokens to read of each row; a row that reads none keeps its slots.
+          count: number of tokens to append to each row; the others are computed, but not written.
           context_layers: indices of the context layers, as in `forward`.
 
         Returns:
@@ -238,7 +238,7 @@ class Decoder(nnx.Module):
         layers: range,
         context_layers: tuple[int, ...],
     ) -> Halfway:
-        """Run some layers on the input of the first of them."""
+        """Run the given layers, in order; x is the input of the first one."""
         angles = self._angles(positions)
         keys, values, context, stream = [], [], [], Stream(x)
         for index in layers:
@@ -296,8 +296,8 @@ class Decoder(nnx.Module):
     def scorer(self, tokens: Int[Array, " U"] | None = None) -> Scorer:
         """Return the vocabulary projection to all V tokens, or to `tokens` in their order.
 
-        This call gathers the weights of `tokens`, so call it outside of loops. On a mesh, the
-        scores of all tokens are this device's shard of V, but the scores of `tokens` are complete.
+        `scorer` gathers the weights of `tokens`, so call it outside of loops. On a mesh, the scores
+        of all V tokens are this device's shard, but the scores of `tokens` are complete.
         """
         whole, V = self.projection, self.config.vocab_size
         if tokens is None:
@@ -317,7 +317,7 @@ class Decoder(nnx.Module):
     def head(self) -> Float[Array, "D V"]:
         """The weight of the vocabulary projection, dequantized if needed.
 
-        In a model with tied weights it is the embedding.
+        In a model with tied weights, this is the transposed embedding.
         """
         if self.config.tie_word_embeddings:
             return dequantize(self.embed_tokens.get_value(), self.dtype).T
@@ -374,7 +374,7 @@ class Decoder(nnx.Module):
 def append_chunk(
     cache: KVCache, passed: Passed, count: Int[Array, " B"]
 ) -> tuple[Float[Array, "B C Z"], KVCache]:
-    """Append the tokens of `chunk_forward` to the cache; returns what `extend` does."""
+    """Append the tokens of `chunk_forward` to the cache, and return the result of `extend`."""
     hidden, keys, values = passed
     # Barrier: all reads of the cache must precede the in-place write; see `finish`.
     hidden, lengths = jax.lax.optimization_barrier((hidden, cache.lengths))

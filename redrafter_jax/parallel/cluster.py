@@ -1,4 +1,4 @@
-"""Ray's cluster, of this process or one that runs already."""
+"""The Ray cluster of this process: a new local cluster, or one that runs already."""
 
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
@@ -12,7 +12,7 @@ from redrafter_jax.errors import InputError
 
 
 def is_own() -> bool:
-    """Whether the cluster is one of this process: RAY_ADDRESS names no other."""
+    """Whether this process starts its own cluster, because RAY_ADDRESS is not set."""
     return not os.environ.get("RAY_ADDRESS")
 
 
@@ -36,5 +36,5 @@ def join_cluster() -> None:
         cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
         raise InputError(
             f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, where no cluster can be joined: "
-            f"{cause}; start one by `ray start --head`, or unset RAY_ADDRESS."
+            f"{cause}; start a cluster with `ray start --head`, or unset RAY_ADDRESS."
         ) from None

@@ -1,8 +1,8 @@
 """Messages from process 0 of a job to the other processes, and detection of lost processes.
 
-The connections are plain TCP, beside JAX's collectives. A process that waits for a message uses no
-device. A process that dies closes its connections at once, while a collective may wait for it for
-minutes.
+The connections are plain TCP and independent of JAX's collectives. A process that waits for a
+message uses no device. The connections of a process that dies close at once, but a collective may
+wait for such a process for minutes.
 """
 
 import errno
@@ -37,13 +37,16 @@ Value = TypeVar("Value")
 
 
 class Hint(NamedTuple):
-    """A message that is of use before the others are heard, and decides nothing."""
+    """A message that a follower handles as soon as it arrives, possibly before earlier messages.
+
+    A hint may speed up later work, but must not change any result.
+    """
 
     content: Any
 
 
 class LostProcessError(ConnectionError):
-    """A process of the job has ended too early; `name` names it in the error."""
+    """The error for a process of the job that has ended too early; `name` is its name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.ECONNRESET, f"{name} is gone; start all processes again")
@@ -57,10 +60,10 @@ class Leader:
     """The connections of process 0 to the other processes.
 
     Args:
-      others: connection to each other process, by its number.
+      others: connection to each other process, by process number.
 
     Attributes:
-      lost: the error about the first process that is gone; None while none is.
+      lost: the error about the first process that was lost; None while all processes are alive.
     """
 
     def __init__(self, others: Mapping[int, socket.socket]) -> None:
@@ -89,23 +92,26 @@ class Leader:
                     raise self._lose(number) from None
 
     def hint(self, content: Any) -> None:
-        """Send what the others may hear at any time, from any thread; see `Follower.hear_hints`."""
+        """Send a hint to all other processes; any thread may call this. See `Hint`."""
         with suppress(LostProcessError):  # which `tell` raises, too
             self.tell(Hint(content))
 
     def agree(self, value: Value) -> Value:
-        """Send a value that `Follower.agree` returns in the other processes; return it."""
+        """Return `value` here, and from `Follower.agree` in all other processes."""
         self.tell(value)
         return value
 
     def watch(
         self, on_loss: Callable[[LostProcessError], object], on_request: Callable[[], object]
     ) -> None:
-        """Set the callbacks for a lost process and for a process that asks for the end.
+        """Set the callbacks for a lost process and for a process that asks to end the job.
 
-        `on_loss` is called if a process is gone before `end`, and `on_request` if a process asks to
-        end the job. They replace earlier callbacks, and are also called if the event has already
-        happened. They may be called more than once, and from other threads.
+        The callbacks replace earlier ones. A callback is called at once if its event has already
+        happened. It may be called more than once, and from other threads.
+
+        Args:
+          on_loss: called if a process is lost before `end` is called.
+          on_request: called if a process has called `Follower.ask_for_end`.
         """
         self._on_loss, self._on_request = on_loss, on_request
         if self.lost is not None:
@@ -114,7 +120,7 @@ class Leader:
             on_request()
 
     def wait_for_loss(self, seconds: float) -> LostProcessError | None:
-        """Wait for a process to be lost, for up to `seconds`; return the error, or None."""
+        """Wait up to `seconds` for the loss of a process; return the error, or None."""
         self._loses.wait(seconds)
         return self.lost
 
@@ -125,7 +131,7 @@ class Leader:
             self.tell(None)
 
     def close(self) -> None:
-        """Close the connections; the other processes take this for the loss of process 0."""
+        """Close the connections; to the other processes, process 0 is then lost."""
         self._ends = True
         for other in self._others.values():
             with suppress(OSError):
@@ -167,10 +173,10 @@ class Follower:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def hear(self) -> Any:
-        """Wait for the next message, and return it; None after the last message.
+        """Wait for the next message that is no hint, and return it; None after the last message.
 
         Raises:
-          LostProcessError: process 0 is gone, or reports that another process is.
+          LostProcessError: process 0 is lost, or reports that another process is lost.
         """
         message = self._heard.get()
         if isinstance(message, LostProcessError):
@@ -183,14 +189,14 @@ class Follower:
         return self.hear()
 
     def hear_hints(self, on_hint: Callable[[Any], object]) -> None:
-        """Call this with the content of each hint as soon as it comes, from another thread."""
+        """Set the function to call, from another thread, with the content of each hint."""
         self._on_hint = on_hint
 
     def watch(self, on_loss: Callable[[LostProcessError], object]) -> None:
-        """Set the callback for a lost process; it replaces an earlier one.
+        """Set the callback for a lost process; it replaces an earlier callback.
 
-        It is also called if a process is already gone. It may be called more than once, and from
-        another thread.
+        The callback is called at once if a process is already lost. It may be called more than
+        once, and from another thread.
         """
         self._on_loss = on_loss
         if self._lost is not None:
@@ -224,11 +230,14 @@ class Follower:
 
 
 def meet(address: str | None = None) -> Leader | Follower:
-    """Connect this process to the other processes of its job; all of them must make this call.
+    """Connect the processes of a job; every process must make this call.
 
     Args:
-      address: host and port of JAX's coordinator in process 0; None takes the name that the host of
-        process 0 has for itself.
+      address: HOST:PORT of JAX's coordinator in process 0, whose host the other processes connect
+        to; None takes the host name that process 0 has for itself.
+
+    Returns:
+      A `Leader` in process 0, and a `Follower` in every other process.
 
     Raises:
       InputError: a process cannot be reached.
@@ -256,8 +265,8 @@ def accept(
 ) -> dict[int, socket.socket]:
     """Accept connections until `count` other processes of the job have connected.
 
-    Returns their sockets by process number. A connection is closed if it does not prove that it
-    knows the key.
+    Returns the sockets by process number. A connection must prove that it knows the key; otherwise
+    it is closed.
 
     Raises:
       InputError: fewer than `count` processes of the job have connected within `seconds`.
@@ -271,7 +280,8 @@ def accept(
             missing = sorted({*range(1, count + 1)} - {*others})
             raise InputError(
                 f"No connection came from the processes {', '.join(map(str, missing))} within "
-                f"{seconds:g} s; let their hosts reach the host of process 0 at any port."
+                f"{seconds:g} s; make sure that they run, and that no firewall keeps their hosts "
+                "from any port of the host of process 0."
             )
         number = _greet(other, key)
         if number is None:
@@ -282,7 +292,7 @@ def accept(
 
 
 def _next(listener: socket.socket, end: float) -> socket.socket | None:
-    """Return the next connection before a time of the monotonic clock; None if there is none."""
+    """Return the next connection; None if there is none before `end` on the monotonic clock."""
     left = end - time.monotonic()
     if left <= 0:  # even if another connection is already waiting
         return None
@@ -293,9 +303,10 @@ def _next(listener: socket.socket, end: float) -> socket.socket | None:
 
 
 def _greet(other: socket.socket, key: bytes) -> int | None:
-    """Return the number of a process that proves that it knows the key; None for other connections.
+    """Check that the other side of a connection knows the key, and return its process number.
 
-    This process proves in return that it knows the key.
+    Returns None if the other side does not know the key. In return, this process proves that it
+    knows the key.
     """
     asked = secrets.token_bytes(_KEY)
     with suppress(OSError):
@@ -317,7 +328,7 @@ def _read(link: socket.socket, size: int, seconds: float) -> bytes:
     """Read `size` bytes within `seconds`.
 
     Raises:
-      OSError: they have not arrived in time.
+      OSError: the bytes have not arrived in time.
     """
     end = time.monotonic() + seconds
     content = b""
@@ -331,18 +342,19 @@ def _read(link: socket.socket, size: int, seconds: float) -> bytes:
 
 
 def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
-    """Connect process `number` to process 0.
+    """Connect this process, whose number is `number`, to process 0.
 
     Raises:
-      InputError: there is no connection, or the listener is not process 0 of this job.
+      InputError: the host and port cannot be reached, or process 0 of this job does not listen
+        there.
     """
     try:
         first = socket.create_connection((host, port), timeout=_PATIENCE)
     except OSError as error:
         raise InputError(
             f"Process {number} cannot connect to process 0 at {host}:{port} "
-            f"({error.strerror or error}); give --coordinator-address a name under which all "
-            "processes can reach the host of process 0 at any port."
+            f"({error.strerror or error}); give a --coordinator-address at which all processes can "
+            "reach any port of the host of process 0."
         ) from None
     own, numbered = secrets.token_bytes(_KEY), number.to_bytes(_NUMBER)
     try:
@@ -355,7 +367,7 @@ def reach(host: str, port: int, key: bytes, number: int) -> socket.socket:
         first.close()
         raise InputError(
             f"Process {number} has connected to {host}:{port}, but process 0 of this job does not "
-            "listen there; give --coordinator-address a name of the host of process 0."
+            "listen there; give a --coordinator-address on the host of process 0."
         )
     return _set_up(first)
 

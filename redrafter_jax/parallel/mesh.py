@@ -1,9 +1,9 @@
 """Meshes of devices: which axes of which arrays are split, and placement on devices.
 
-A mesh has two axes: `data` splits the rows of a batch, `model` splits attention heads, the
-feed-forward width and the vocabulary (tensor parallelism as in arXiv 1909.08053, section 3).
-Programs run on shards, in one `jax.shard_map` around each program; all communication between shards
-is in `collectives`.
+A mesh has two axes. `data` splits the rows of a batch. `model` splits attention heads, the
+feed-forward width and the vocabulary (tensor parallelism as in arXiv 1909.08053, section 3). Each
+program runs on shards, in one `jax.shard_map`. All communication between shards is in
+`collectives`.
 """
 
 import math
@@ -49,15 +49,18 @@ Tree = TypeVar("Tree")
 
 
 def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """Create a mesh of `data * model` devices; the devices of a `model` group are adjacent.
+    """Create a mesh of `data * model` devices, for `load_target` and `load_drafter`.
+
+    Groups of `model` adjacent devices share a shard of the batch.
 
     Args:
       data: number of shards of the batch.
       model: number of shards of the heads, the feed-forward width and the vocabulary.
-      devices: devices to use, in this order; None for all devices.
+      devices: devices from which the first `data * model` are used, in this order; None for
+        `jax.devices()`.
 
     Raises:
-      InputError: a size is not an integer or below 1, or there are too few devices.
+      InputError: a size is not an integer or is below 1, or there are too few devices.
     """
     for name, size in (("data", data), ("model", model)):
         if not isinstance(size, int) or size < 1:
@@ -67,7 +70,7 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
     if needed > len(chosen):
         raise InputError(
             f"A mesh of data={data} and model={model} needs {needed} devices, but there are "
-            f"{len(chosen)}; lower data or model."
+            f"{len(chosen)}; give a smaller data or model."
         )
     axis_types = (AxisType.Auto, AxisType.Auto)
     grid = np.asarray(chosen[:needed], object).reshape(data, model)
@@ -75,7 +78,7 @@ def make_mesh(data: int = 1, model: int = 1, devices: Sequence[Any] | None = Non
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Refuse a mesh with other axes than `data` and `model`."""
+    """Raise `InputError` unless the axes of the mesh are `data` and `model`, both of type Auto."""
     kinds = {kind.name for kind in mesh.axis_types}
     if mesh.axis_names != (DATA, MODEL) or kinds != {"Auto"}:
         raise InputError(
@@ -86,9 +89,10 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None:
-    """Refuse a mesh that splits heads, feed-forward width or vocabulary unevenly.
+    """Raise `InputError` if a mesh splits the heads or the feed-forward width unevenly.
 
-    `name` is the name of the model in the error.
+    `name` is the name of the model in the error. A vocabulary that the mesh does not divide stays
+    whole on every device.
     """
     parts = mesh.shape[MODEL]
     for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
@@ -101,7 +105,10 @@ def check_target(config: TargetConfig, mesh: Mesh, name: str = "target") -> None
 
 
 def check_rows(rows: int, mesh: Mesh | None, name: str = "The number of prompts") -> None:
-    """Refuse a mesh whose `data` does not divide the batch size, which `name` names."""
+    """Raise `InputError` if the mesh's `data` does not divide the number of rows.
+
+    `name` is what the error calls the number.
+    """
     parts = data_shards(mesh)
     if rows % parts:
         raise InputError(
@@ -116,10 +123,15 @@ def partition(
     mesh: Mesh,
     rules: Mapping[str, str] = RULES,
 ) -> PartitionSpec:
-    """Return the spec of an array from the kinds of its leading axes.
+    """Return the `PartitionSpec` of an array from the kinds of its leading axes.
 
-    An axis is not split if its kind is None, or if the mesh does not divide its length. `rules`
-    maps kinds to mesh axes.
+    An axis is not split if its kind is None, or if the mesh does not divide its length.
+
+    Args:
+      shape: shape of the array.
+      axes: kind of each leading axis: "rows", "split", "width" or None.
+      mesh: the mesh.
+      rules: mapping from kinds to mesh axes; other kinds are not split.
     """
     mesh_axes = [rules.get(kind or "") for kind in axes]
     return PartitionSpec(
@@ -133,7 +145,7 @@ def partition(
 def parameter_spec(
     name: str, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, str] = RULES
 ) -> PartitionSpec:
-    """Return the spec of the parameter with this dotted name."""
+    """Return the `PartitionSpec` of a parameter from its dotted name and its shape."""
     for pattern, axes in _PARAMETERS:
         if re.search(pattern, name):
             return partition(shape, axes, mesh, rules)
@@ -141,12 +153,12 @@ def parameter_spec(
 
 
 def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Mesh) -> None:
-    """Refuse a mesh that would split the inputs of a quantized parameter within a group.
+    """Raise `InputError` if the mesh splits a quantization group of a parameter.
 
     Args:
       name: dotted name of the parameter.
-      codes: shape of its codes.
-      scale: shape of its scales.
+      codes: shape of the codes, as in `QuantizedWeight`.
+      scale: shape of the scales, as in `QuantizedWeight`.
       mesh: the mesh.
     """
     parts = parameter_spec(name, codes, mesh), parameter_spec(name, scale, mesh)
@@ -161,10 +173,10 @@ def check_groups(name: str, codes: Sequence[int], scale: Sequence[int], mesh: Me
 
 
 def specs(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return the specs of a pytree.
+    """Return the `PartitionSpec`s of a pytree.
 
-    Parameters are split by their names, caches by heads, and other arrays by rows; scalars are
-    replicated.
+    The name of a parameter determines how the parameter is split. Caches are split by pages and by
+    heads, and other arrays by rows. Scalars are replicated.
     """
 
     def spec(value: Any) -> Any:
@@ -201,7 +213,7 @@ def _by_name(params: nnx.State, mesh: Mesh, rules: Mapping[str, str]) -> nnx.Sta
 
 
 def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
-    """Put arrays on the devices of the mesh, split by `specs`; without a mesh, return them."""
+    """Put arrays on the devices of the mesh, split by `specs`; without a mesh, change nothing."""
     if mesh is None:
         return tree
     if isinstance(tree, Model) and isinstance(tree.config, TargetConfig):
@@ -214,7 +226,7 @@ def place(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tr
 
 
 def shardings(tree: Any, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return the specs of a pytree as shardings over the mesh."""
+    """Return the `NamedSharding`s of a pytree, from `specs`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh, rules))
 
 
@@ -229,14 +241,17 @@ def _put(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def constrain(tree: Tree, mesh: Mesh | None, rules: Mapping[str, str] = RULES) -> Tree:
-    """Constrain the sharding of values in a traced program; empty rules replicate them."""
+    """Constrain the sharding of values in a traced program; empty `rules` replicate the values."""
     if mesh is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))
 
 
 def constrain_rows(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Constrain leading axes to be split over `data`; XLA decides about the other axes."""
+    """Constrain the leading axis of each array to be split over `data`.
+
+    XLA chooses the sharding of all other axes.
+    """
     if mesh is None:
         return tree
     free = PartitionSpec.UNCONSTRAINED
@@ -253,19 +268,19 @@ def data_shards(mesh: Mesh | None) -> int:
 
 
 def check_same_mesh(target: Model[Any, Any], *drafters: Model[Any, Any]) -> None:
-    """Refuse a drafter whose models are on another mesh than the target."""
+    """Raise `InputError` if a model of the drafter is on another mesh than the target."""
     if any(drafter.mesh != target.mesh for drafter in drafters):
         raise InputError(
-            "Target and drafter are on different meshes; load both with the same mesh."
+            "Target and drafter are on different meshes; load both with the same mesh argument."
         )
 
 
 def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a function of a model and arrays so that it runs on the shards of every device.
+    """Decorate a function of a model and arrays, so that each device runs it on its own shards.
 
-    The mesh is the mesh of the model, which is the first argument. Arguments and results are split
-    by `specs`; keyword arguments are static. Without a mesh, or inside another such call, the
-    function is called directly.
+    The first argument is the model, whose mesh is used. Arguments and results are split by `specs`.
+    Keyword arguments are static. Without a mesh, or inside another such call, the function is
+    called directly.
     """
 
     @wraps(function)
@@ -288,7 +303,7 @@ def per_shard(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 
 
 def to_host(tree: Any) -> Any:
-    """Return the arrays as NumPy arrays on every process; all processes must make this call."""
+    """Return the arrays of a pytree as NumPy arrays; all processes must make this call together."""
 
     def fetch(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:

@@ -1,4 +1,4 @@
-"""Flax modules, split into a hashable structure and parameters."""
+"""Models: Flax modules that are split into a hashable structure and a pytree of parameters."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 class Source(str):
     """The origin of a model, for errors and reports.
 
-    All sources compare equal, so that another origin never causes a compilation.
+    All sources compare equal, so a model from another origin causes no new compilation.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -46,7 +46,7 @@ class Model(Generic[Config, Module]):
       graphdef: the structure of the module, which is hashable.
       params: the module's parameters.
       mesh: the mesh that the parameters are split over, from `make_mesh`; None on one device.
-      source: folder, GGUF file or hub id that it was loaded from; empty otherwise.
+      source: folder, GGUF file or hub id that the model was loaded from; empty otherwise.
     """
 
     config: Config
@@ -57,13 +57,14 @@ class Model(Generic[Config, Module]):
 
     @classmethod
     def split(cls, config: Config, module: Module) -> "Model[Config, Module]":
-        """Split a module into a `Model`."""
+        """Split a module into a `Model`, without a mesh."""
         graphdef, params = nnx.split(module)
         return cls(config, graphdef, params)
 
     def merge(self) -> Module:
-        """Return the module.
+        """Return the module with these parameters.
 
-        It shares the parameters with this model: assigning to one of them changes both.
+        The module shares the parameters with this model: an assignment to a parameter of the module
+        changes both.
         """
         return nnx.merge(self.graphdef, self.params)

@@ -28,19 +28,20 @@ def join(
     process_id: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Join the other processes of this job, if there are any; call it before JAX lists devices.
+    """Join the other processes of this job, if there are any; call this before JAX lists devices.
 
     Arguments that are None are taken from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID, or from the variables of SLURM and Open MPI, which JAX reads.
 
     Args:
-      coordinator_address: host and port on which process 0 listens.
+      coordinator_address: HOST:PORT on which process 0 listens.
       num_processes: total number of processes.
       process_id: index of this process, from 0.
       environment: environment variables of this process.
 
     Raises:
-      InputError: some values are given and others missing, or the index is out of range.
+      InputError: some values are given but others are missing, a value is out of range, or the
+        processes do not connect.
     """
     address = coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS")
     count = _number(num_processes, "JAX_NUM_PROCESSES", environment)
@@ -53,7 +54,7 @@ def join(
     if missing and not scheduled:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise InputError(
-            f"A job of several processes also needs {flags}, or the variables "
+            f"A job of several processes also needs {flags}; give them, or set the variables "
             "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
     if count is not None and count < 1:
@@ -72,19 +73,20 @@ def join(
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
-            f"This process could not join the others ({reason}); start all of them with the same "
-            "address and number of processes, and give each its own id."
+            f"This process could not join the other processes ({reason}); start all processes with "
+            "the same --coordinator-address and --num-processes, and each with its own "
+            "--process-id."
         ) from None
 
 
 def wait_for_all(what: str) -> None:
-    """Wait until every process of the job has reached this point."""
+    """Wait until all processes of the job have made this call; `what` names it in JAX's errors."""
     if jax.distributed.is_initialized():
         multihost_utils.sync_global_devices(what)
 
 
 def broadcast_from_first(values: np.ndarray) -> np.ndarray:
-    """Return the array of the first process on all processes.
+    """Return the first process's array on all processes; all processes must make this call.
 
     The other processes pass any array of the same shape and dtype.
     """
@@ -94,7 +96,7 @@ def broadcast_from_first(values: np.ndarray) -> np.ndarray:
 
 
 def bytes_from_first(content: bytes) -> bytes:
-    """Return the bytes of the first process on all processes.
+    """Return the first process's bytes on all processes; all processes must make this call.
 
     The argument of the other processes is ignored.
     """
@@ -104,7 +106,7 @@ def bytes_from_first(content: bytes) -> bytes:
 
 
 def least_of_all(value: int) -> int:
-    """Return the least of the values that the processes pass, on all processes."""
+    """Return the minimum of the processes' values; all processes must make this call."""
     if not jax.distributed.is_initialized():
         return value
     # As bytes: JAX would make 32 bits of 64.
@@ -115,8 +117,9 @@ def least_of_all(value: int) -> int:
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     """Return the complete lines of a file, and the bytes of an incomplete last line.
 
-    A process that is killed while it writes leaves such a line. All processes get what the first
-    process reads. If the file does not exist there, there are no lines and no bytes.
+    A process that is killed while it writes leaves an incomplete line. The first process reads the
+    file, and all processes return the result. If the file does not exist, there are no lines and no
+    bytes.
     """
     content = path.read_bytes() if is_first() and path.is_file() else b""
     *lines, tail = bytes_from_first(content).split(b"\n")
@@ -124,14 +127,14 @@ def read_lines(path: Path) -> tuple[list[bytes], bytes]:
 
 
 def is_first() -> bool:
-    """Whether this process is the first of its job, which alone writes files and messages."""
+    """Whether this is process 0 of its job; only that process writes files and messages."""
     return jax.process_index() == 0
 
 
 def rows_of_process(mesh: Mesh | None) -> tuple[int, int]:
-    """Return the index of the batch shard that this process provides, and the number of shards.
+    """Return which part of each batch this process loads, as (index of the part, number of parts).
 
-    Processes on the same row of the mesh provide the same shard.
+    Processes whose devices share a row of the mesh load the same part.
 
     Raises:
       InputError: this process has no device in the mesh, or its rows are not contiguous.
@@ -152,8 +155,8 @@ def rows_of_process(mesh: Mesh | None) -> tuple[int, int]:
     if own != list(range(first, first + size)) or first % size or parts % size:
         raise InputError(
             f"The mesh gives process {jax.process_index()} the shards {own} of {parts} along data, "
-            "which is no equal and contiguous part; give every process the same number of devices, "
-            "and a mesh that divides them evenly."
+            "but every process needs equally many adjacent shards; start every process with the "
+            "same number of devices, and give a data that the processes can share evenly."
         )
     return first // size, parts // size
 

@@ -140,7 +140,7 @@ def test_a_parser_of_calls_without_a_template_that_writes_tools_is_refused() -> 
         (["--mirror-layer", "0"], "--mirror-layer is 0; it must be greater than 0."),
         (
             ["--mirror-layer", "12"],
-            "MirrorConfig.layer is 12; the target has 12 layers, so it must be from 1 to 11.",
+            "MirrorConfig.layer is 12; the target has 12 layers, so give a layer from 1 to 11.",
         ),
         (
             ["--mirror-layer", "6", "--mirror-drafter-devices", "8"],

@@ -19,7 +19,7 @@ def engine(habitual_target: Target) -> Engine:
     ("changes", "problem"),
     [
         ({"prompt": [24]}, "token 24, outside the vocabulary of 24"),
-        ({"max_new_tokens": 62}, "62 new tokens after a prompt of 3, but slots have room for 64"),
+        ({"max_new_tokens": 62}, "62 new tokens after a prompt of 3, but context_length is 64"),
         # Four beside the engine's own, in steps of eight.
         ({"stop_tokens": tuple(range(17))}, "17 stop tokens; give 16 or fewer"),
     ],

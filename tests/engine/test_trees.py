@@ -209,5 +209,5 @@ def test_what_may_not_adapt_drafts_always_the_same() -> None:
 def test_a_mesh_takes_the_numbers_of_rows_that_it_divides() -> None:
     assert chooser(slots=8, shards=2).row_counts == [4, 8]
     assert chooser(None, slots=8, shards=2).row_counts == [2, 8]
-    with pytest.raises(InputError, match="3 rows cannot be split evenly over the 2 devices"):
+    with pytest.raises(InputError, match="3 rows cannot be split evenly over the mesh's data=2"):
         chooser(None, slots=8, row_counts=(3,), shards=2)

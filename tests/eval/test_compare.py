@@ -164,7 +164,7 @@ def test_a_pipe_gets_progress_on_stderr_and_the_tables_on_stdout(
         assert words in finished.stdout
     *_, place, verdict = finished.stdout.splitlines()
     assert str(tmp_path / "compare.json") in place
-    assert verdict.startswith("greedy: Too little data to tell: 5 texts, and 8 are the fewest; gi")
+    assert verdict.startswith("greedy: Too little data to tell: 5 texts, but 8 are needed; gi")
     (case,) = json.loads((tmp_path / "compare.json").read_text())["samplings"]
     head = case["methods"]["head"]
     assert (head["identical"], head["target_calls"], head["decode_only"]["speedup"]) == (

@@ -65,7 +65,7 @@ def test_the_verdict_names_every_rate_and_whose_gain_it_is(
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"count": 3}, "6 texts, and 8 are the fewest"),
+        ({"count": 3}, "6 texts, but 8 are needed"),
         ({"count": 7}, "no rate has 8 whole answers with speculation and 8 without"),
         ({"repeating": True}, "80 of 80 texts repeat themselves, which any drafter guesses"),
         ({"short": True}, "80 of 80 answers end within a few tokens"),

@@ -229,7 +229,7 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             (0.8, 0.9, 0.95),
             {"recurrent": 9},
             Texts(2),
-            "Too little data to tell: 2 texts, and 8 are the fewest; the table has no tree, so "
+            "Too little data to tell: 2 texts, but 8 are needed; the table has no tree, so "
             "tune again with more prompts or minutes, or with others.",
         ),
     ],
@@ -253,7 +253,7 @@ def test_the_verdict_says_whose_gain_the_chosen_tree_is(
         (
             4,
             4,
-            "Too little data to tell: 4 turns with the baseline, and 8 are the fewest; the table",
+            "Too little data to tell: 4 turns with the baseline, but 8 are needed; the table",
         ),
     ],
 )

@@ -267,7 +267,7 @@ def test_a_job_that_loses_a_process_goes_on(tmp_path: Path) -> None:
         second.send_signal(signal.SIGKILL)
         assert first.wait(timeout=60) not in (0, -signal.SIGKILL)
     # A collective that fails is told by us; where none runs, JAX ends the process.
-    told = ("error: process 0 lost the others", "another task died")
+    told = ("error: process 0 lost the other processes", "another task died")
     assert any(words in logs[0].read_text() for words in told), logs[0].read_text()
     assert not (together / "drafter").exists()
 

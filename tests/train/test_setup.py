@@ -82,5 +82,5 @@ def test_steps_grow_once_all_are_taken_and_not_on_the_way() -> None:
 
 def test_a_place_where_no_folder_can_be_made_is_refused() -> None:
     values = settings(Path("any"), Path("README.md/x"))
-    with pytest.raises(InputError, match=r"Cannot make output_dir README.md/x: Not a directory\."):
+    with pytest.raises(InputError, match=r"Cannot make output_dir README.md/x: Not a directory; "):
         train(TrainSettings.model_validate(values), Console(quiet=True))
