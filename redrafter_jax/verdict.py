@@ -187,6 +187,7 @@ def _describe_others(ways: Sequence[MeasuredWay], best: MeasuredWay) -> str:
             if way is not best and way.speedup and way.tree is not None
             if way.has_head == has_head and not (has_head and way.lookup_share)
         ]
-        if own and (has_head != best.has_head or best.lookup_share):
+        is_mixed = best.has_head and best.lookup_share
+        if own and (has_head != best.has_head or is_mixed):
             found.append(f", {words} {max(own):.2f}")
     return "".join(found)

@@ -65,6 +65,12 @@ def lookup(middle: float) -> MeasuredWay:
             "Faster: 'lookup' decodes 1.50 times as fast (middle half 1.40 to 1.60, faster in 24 "
             "of 24 turns) with C=8, no head, the head alone 0.66",
         ),
+        (
+            [lookup(1.5), lookup(1.2)],
+            "faster",
+            "Faster: 'lookup' decodes 1.50 times as fast (middle half 1.40 to 1.60, faster in 24 "
+            "of 24 turns) with C=8, no head",
+        ),
         # Nothing was accepted: what seems faster is noise.
         (
             [head(1.01, 1.03, 1.06, 20, accepted=0)],

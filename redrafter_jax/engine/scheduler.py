@@ -136,7 +136,6 @@ class Scheduler:
       pools: pool of pages of each shard.
       tables: page numbers of every slot, [B, M]; arbitrary past the pages of the text.
       changed: whether `tables` has changed since it was last copied to the device.
-      lacks_pages: whether the first waiting request waits for pages, rather than for a slot.
       preemptions: number of times that a request has lost its slot.
     """
 
@@ -150,7 +149,7 @@ class Scheduler:
         self.pools = [PagePool(pages, lookahead) for _ in range(parts)]
         self.tables: Int[np.ndarray, "B M"] = np.zeros((slots, width), np.int32)
         self.changed = True
-        self.lacks_pages = False
+        self._lacks_pages = False
         self.preemptions = 0
         self._prompts = prompts
 
@@ -158,6 +157,11 @@ class Scheduler:
     def active(self) -> int:
         """Number of occupied slots."""
         return len(self.slots) - self.slots.count(None)
+
+    @property
+    def lacks_pages(self) -> bool:
+        """Whether the first waiting request waits for pages, rather than for a slot."""
+        return self._lacks_pages and bool(self.queue)
 
     @property
     def running(self) -> list[int]:
@@ -192,7 +196,7 @@ class Scheduler:
         free = [[index for index in part if self.slots[index] is None] for part in self.parts]
         spare = [self._missing(number, tokens) for number in range(len(self.parts))]
         admitted: set[int] = set()
-        self.lacks_pages = False
+        self._lacks_pages = False
         if sum(map(len, free)) >= min(most, len(self.queue)) or not self.decoding:
             while self.queue:
                 room = {
@@ -202,7 +206,7 @@ class Scheduler:
                 }
                 number = self._place(self.queue[0], room, spare, tokens)
                 if number is None:
-                    self.lacks_pages = bool(room)
+                    self._lacks_pages = bool(room)
                     break
                 index = free[number].pop(0)
                 self.slots[index] = self.queue.pop(0)
