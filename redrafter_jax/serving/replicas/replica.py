@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """One engine with the application of a single server.
+    """One engine, with the same HTTP application as a server without replicas.
 
     Args:
-      load: function that loads the models and returns their engine and description.
+      load: function that loads the models and returns the engine and the served model.
       limits: limits on requests.
       log_prompts: whether prompts are logged.
     """
