@@ -200,8 +200,9 @@ def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
     code, answers, told = talk("a" * 119 + "\nabc\n")
     assert (code, answers) == (0, [plain_answer(habitual_target, "abc")])
     assert told[0] == (
-        "error: With this message the conversation has 120 tokens, but it and its answer must fit "
-        "into 120; the message was not sent. Shorten it, or start over with /reset."
+        "error: With this message the conversation has 120 tokens and leaves no room for an answer "
+        "within --context-length 120; the message was not sent. Shorten it, or start over with "
+        "/reset."
     )
     for message, more, sentence in (
         ("a" * 116, [], "The context of 120 tokens is full; /reset starts over."),
