@@ -27,7 +27,7 @@ def default_cache_memory(target: Target, costs: Sequence[CacheCost], slots: int)
 
     Args:
       target: the target, whose weights are already on the devices.
-      costs: bytes of a page on each group of devices, from `cache_costs`.
+      costs: bytes of the cache on each group of devices, from `cache_costs`.
       slots: number of requests that decode together.
     """
     free = _free_memory()
@@ -45,7 +45,7 @@ def longest_text(target: Target, costs: Sequence[CacheCost], memory: int) -> int
 
     Args:
       target: the target, whose weights are already on the devices.
-      costs: bytes of a page on each group of devices, from `cache_costs`.
+      costs: bytes of the cache on each group of devices, from `cache_costs`.
       memory: size in bytes of the cache on each device.
 
     Raises:
