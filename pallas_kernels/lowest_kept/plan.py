@@ -1,4 +1,4 @@
-"""The way in which a row is read, computed from shapes."""
+"""How the kernel reads a row, computed from shapes."""
 
 from typing import Any
 
