@@ -11,9 +11,9 @@ Timing works as follows:
   H100 or H200.
 - All candidates and a copy take turns in every repeat (`timing.take_turns`).
 - The rate of a candidate is the bytes of the keys and values of S tokens, counted once, divided by
-  the time of a call. The share is this rate divided by the copy's rate in the same repeat, which
-  counts bytes read and bytes written. Reading alone may be a little faster than copying. Results
-  are medians over repeats, with quartiles.
+  the time of a call. The share is this rate divided by the copy's rate in the same repeat. The
+  copy's rate counts bytes read and bytes written; reading alone may be a little faster. Results are
+  medians over repeats, with quartiles.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Compare Apple's PyTorch ReDrafter with this library: same weights, prompts and trees.
+r"""Compare Apple's PyTorch ReDrafter with this library: same weights, prompts and trees.
 
     python -m tools.apple --torch-python TORCHENV/bin/python \
         --repository ml-recurrent-drafter --target TARGET --drafter DRAFTER \

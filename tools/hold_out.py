@@ -98,7 +98,7 @@ def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[in
 
 
 def _cut(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> str:
-    """Return the text of the first `prompt_tokens` tokens, or of fewer; it encodes to these."""
+    """Return the text of the first `prompt_tokens` tokens; fewer if it would encode differently."""
     encoding = tokenizer.encode(text)
     for length in range(min(prompt_tokens, len(encoding.ids)), 0, -1):
         piece = text[: encoding.offsets[length - 1][1]]

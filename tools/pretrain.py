@@ -86,7 +86,7 @@ class PretrainSettings(Settings):
 def next_token_loss(
     target: Target, tokens: Int[Array, "B T"], loss_mask: Bool[Array, "B T"]
 ) -> Float[Array, ""]:
-    """Return the mean cross-entropy, in nats, of the tokens in the mask given earlier tokens."""
+    """Return the mean cross-entropy, in nats, of the predictions of the tokens in the mask."""
     module = target.merge()
     hidden, _, _ = module.forward(tokens)
     logits = module.logits(hidden[:, :-1])
@@ -116,7 +116,10 @@ def pretrain_step(
 
 
 def held_out_loss(target: Target, windows: Windows) -> tuple[float, int]:
-    """Return the mean loss and the number of the tokens in the mask, without first tokens."""
+    """Return the mean loss of the tokens in the mask, and the number of these tokens.
+
+    The first token of a window has no context and does not count.
+    """
     loss = jax.jit(next_token_loss)
     total, count = 0.0, 0
     for start in range(0, len(windows.tokens), _EVALUATION_BATCH):

@@ -35,8 +35,8 @@ def lowest_kept(
       top_p: cumulative probability above which tokens are dropped, above 0; infinity drops none.
       min_p: minimum probability of kept tokens, relative to the highest probability; 0 drops none.
       implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
-        Hopper GPUs if V is 2048 or more, else "reference". "mosaic_gpu_interpret" runs
-        the same kernel slowly on the CPU, with race detection.
+        Hopper GPUs if V is 2048 or more, else "reference". "mosaic_gpu_interpret" runs the same
+        kernel slowly on the CPU, with race detection.
 
     Raises:
       ValueError: shapes do not fit together.

@@ -1,4 +1,4 @@
-"""`chat`: a conversation with the target that keeps its cache between turns."""
+"""`chat`: holds a conversation with the target, and keeps the cache between turns."""
 
 import argparse
 import dataclasses
@@ -168,7 +168,7 @@ class _Conversation:
 
     def _set_temperature(self, value: str) -> None:
         sampling = self._decoder.sampling
-        stays = f"it stays {sampling.temperature:g}."
+        stays = f"the temperature stays {sampling.temperature:g}."
         try:
             sampling = dataclasses.replace(sampling, temperature=float(value))
         except FieldError as error:

@@ -1,4 +1,4 @@
-"""`fetch`: downloads a small real model, by default SmolLM2, the target if --target is missing."""
+"""`fetch`: downloads a small real model, by default SmolLM2, the other commands' default target."""
 
 import argparse
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ class TextDecoder(NamedTuple):
       drafter: the drafter, checked for this target; None for autoregressive decoding.
       tree: the shape of the drafter's trees, or a table of shapes from `python -m eval tune`; None
         if nothing is drafted.
-      adaptive: whether to decode without drafting while a tree costs more than it gains.
+      adaptive: whether drafting stops while a tree costs more time than it saves.
       sampling: sampling settings of all rows.
       format: the tokenizer, the chat template, and what ends a continuation.
       grammar: the grammar that constrains the texts; None for no constraint.
@@ -224,7 +224,7 @@ def find_drafting(
 
 
 def adaptive_of(arguments: argparse.Namespace) -> bool:
-    """Return whether to decode without drafting while a tree costs more than it gains.
+    """Return whether drafting stops while a tree costs more time than it saves.
 
     `--adaptive` decides. Without this option the result is True, unless options set the tree or
     `--mirror-layer` is given.

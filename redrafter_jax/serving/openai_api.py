@@ -193,7 +193,7 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
 class _EventStream(StreamingResponse):
     """Server-sent events for a client that may leave, or stop reading, at any time.
 
-    `on_end` is called once, when no more events are sent, whatever the reason.
+    `on_end` is called once, after the last event or when the client has left.
     """
 
     media_type = "text/event-stream"

@@ -20,8 +20,8 @@ class ApiError(HTTPException):
     Args:
       status: the HTTP status code.
       message: sentence that states the value, the limit and the way out.
-      field: the field of the request that caused the error, if any.
-      code: a name of the error for programs, such as "context_length_exceeded".
+      field: the request's field that caused the error; None if no single field did.
+      code: a name of the error for programs, such as "context_length_exceeded"; None for no name.
       headers: headers of the response.
     """
 

@@ -62,8 +62,9 @@ class BaseRequest(DecodingFields):
       prompt_field: name of the field that holds the prompts, for errors.
       response_format: form that the answer must have.
       structured_outputs: form that the answer must have, as in vLLM. An extension.
-      prompt_logprobs: number of likeliest tokens whose log-probabilities are returned with that of
-        every prompt token; None returns no log-probabilities of the prompt. An extension.
+      prompt_logprobs: number of likeliest tokens to return at every position of the prompt. Their
+        log-probabilities and that of the prompt's own token are returned; None returns none. An
+        extension.
       n: number of choices (answers) for each prompt.
       max_tokens: limit on new tokens; None for all tokens that fit.
       stream_options: what a stream returns besides the answer.
@@ -158,7 +159,7 @@ class ChatRequest(BaseRequest):
         extension.
       tools: tools that the answer may call.
       tool_choice: "auto" lets the target choose, "none" hides the tools, "required" makes the
-        target call one of the tools, and a tool's name makes it call that tool.
+        target call one of the tools, and a `NamedTool` makes the target call that tool.
       parallel_tool_calls: whether an answer may hold more than one call.
     """
 

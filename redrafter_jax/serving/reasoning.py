@@ -50,7 +50,7 @@ class ReasoningSplit:
         return pair
 
     def finish(self) -> tuple[str, str]:
-        """Return the reasoning and the answer that were held back; the text has ended."""
+        """Return the reasoning and the answer that were held back, when the text has ended."""
         held, self._held = self._held, ""
         return (held, "") if self.reasons else ("", held)
 

@@ -67,7 +67,8 @@ class Worker:
 
     Args:
       engine: engine that decodes; the worker sets the engine's `on_admission`.
-      on_failure: function that is called in the worker's thread when the engine has failed.
+      on_failure: function that is called once if the engine fails, in the thread that reports the
+        failure: the worker's thread, or a caller of `fail`.
       on_wait: function that is called in the worker's thread with the seconds from `submit` until a
         request got its slot.
 

@@ -1,4 +1,4 @@
-"""Make tests/goldens/block: the outputs of the authors' code for DFlash and DSpark heads.
+r"""Make tests/goldens/block: the outputs of the authors' code for DFlash and DSpark heads.
 
 The authors' code is imported from clones at the given paths, never copied. The target and the text
 are those of tests/goldens/eagle. Run this in the environment that tests/goldens/README.md

@@ -1,4 +1,4 @@
-"""Make tests/goldens/eagle: the outputs of the authors' code for EAGLE heads of every layout.
+r"""Make tests/goldens/eagle: the outputs of the authors' code for EAGLE heads of every layout.
 
 The authors' code is imported from clones at the given paths, never copied. Run this in the
 environment that tests/goldens/README.md describes, with clones of the commits that it names:

@@ -133,7 +133,10 @@ def _norm(rows: int, width: int) -> _Case:
 
 
 def _writing(layers: int, batch: int, tokens: int) -> _Case:
-    """Write tokens across the end of each row's first page; the last of over two has no page."""
+    """Write tokens across the end of each row's first page.
+
+    If there are more than two tokens, the last token has no page.
+    """
 
     def draw(seed: int, *shape: int) -> tuple[Array, ...]:
         whole = jax.random.normal(jax.random.key(seed), (layers, *shape), "bfloat16")

@@ -25,7 +25,7 @@ def markdown(records: Mapping[str, Record], left_out: Mapping[str, str]) -> Iter
     first = next(iter(records.values()))
     versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items() if number)
     yield f"# {first['device']}, {first['timestamp'].partition('T')[0]}\n"
-    yield f"Written by `make gpu`; {versions}. Values are medians; the JSON file beside this page has all."
+    yield f"Written by `make gpu`; {versions}. Medians; the JSON file beside it has all values."
     if wrong := _wrong(records):
         yield f"\n**Wrong: {wrong}.**"
     for name, record in records.items():

@@ -14,7 +14,7 @@ def conversation_key(body: bytes) -> str:
     """Return a key that all requests of a conversation share.
 
     The key is a digest of the tools and of the messages up to the first user turn, or of the
-    beginning of a prompt. All other bodies share fixed keys.
+    beginning of a prompt. A body with neither gets a fixed key.
 
     Args:
       body: the body of the request, as JSON.
@@ -51,8 +51,8 @@ def ranked(key: str, loads: Mapping[str, int], slack: int) -> list[str]:
     """Return the replicas in a conversation's order of preference.
 
     Each key has its own order over all replicas (rendezvous hashing). So nothing is stored, and
-    only the conversations of a lost replica move. Replicas come last if they have over `slack` more
-    requests than the least loaded replica.
+    only the conversations of a lost replica move. A replica comes last if its number of requests
+    exceeds the lowest number by more than `slack`.
 
     Args:
       key: the conversation's key.

@@ -87,7 +87,7 @@ class EngineReplica:
         return name, self._service.metrics.page().decode()
 
     def check_health(self) -> None:
-        """Raise an error if the engine has ended; Ray Serve then replaces the replica."""
+        """Raise a RuntimeError unless the engine is ready; Ray Serve then replaces the replica."""
         if (status := self._service.worker.status) != "ready":
             raise RuntimeError(f"the engine is {status}")
 
