@@ -111,8 +111,8 @@ def test_commands_and_what_they_refuse_are_one_sentence_each(
     assert (code, answers) == (0, [])
     assert told[:5] == [
         "The temperature is 0.",
-        "error: /temperature takes a number such as 0.7, but 'hot' was given; the temperature stays "
-        "0.",
+        "error: /temperature takes a number such as 0.7, but 'hot' was given; the temperature "
+        "stays 0.",
         "error: /temperature is -1.0; it must be 0 or more; the temperature stays 0.",
         "error: /what is not a command; see /help, or begin the message with // if it starts with "
         "/.",
