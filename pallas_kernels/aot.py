@@ -43,14 +43,14 @@ class Kernel(NamedTuple):
 class Compilation(NamedTuple):
     """A compiled program."""
 
-    memory: Any  # JAX's CompiledMemoryStats per device; its arguments include donated ones
+    memory: Any  # JAX's CompiledMemoryStats per device; its argument size counts donated ones too
     hlo: str  # the optimised HLO
     thunks: str  # the runtime's launches, one per line, nested: command buffers, kernels, copies
     kernels: tuple[Kernel, ...]  # the Mosaic kernels, without XLA's own
 
 
 def why_unavailable() -> str | None:
-    """The message of the error that `gpu_mesh` would raise; None if it would raise none."""
+    """The reason, as a sentence, why this process cannot compile for an absent GPU, or None."""
     try:
         plugin = importlib.util.find_spec("jax_plugins.xla_cuda13")
     except ModuleNotFoundError:
@@ -66,7 +66,7 @@ def why_unavailable() -> str | None:
 
 
 def gpu_mesh(gpu: str, shape: Sequence[int] = (1,), axes: Sequence[str] = ("device",)) -> Mesh:
-    """Make a mesh of absent GPUs with this shape; `gpu` is a key of `GPUS`.
+    """Make a mesh of absent GPUs for `compile_on`; `gpu` is a key of `GPUS`.
 
     Raises:
       ValueError: the GPU is not known.
@@ -133,7 +133,7 @@ _PTXAS = re.compile(
 
 
 def read_ptxas(output: str) -> tuple[Kernel, ...]:
-    """Parse the kernels in the output of `ptxas -v`."""
+    """Parse the statistics of every kernel in the output of `ptxas -v`."""
     return tuple(
         Kernel(found["name"], int(found["registers"]), int(found["stores"]), int(found["loads"]))
         for found in _PTXAS.finditer(output)
@@ -142,7 +142,7 @@ def read_ptxas(output: str) -> tuple[Kernel, ...]:
 
 @contextmanager
 def _captured_output() -> Generator[list[str]]:
-    """Capture the output of the process, including that of C++, which contains the report of ptxas.
+    """Capture the output of the process, including the report of ptxas, which C++ code prints.
 
     At the end, everything except this report is printed.
     """

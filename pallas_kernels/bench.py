@@ -1,18 +1,19 @@
 """`python -m pallas_kernels.bench`: bandwidth of tree attention, relative to a copy.
 
-The kernel and the reference attend to the same S tokens, of which the last N are nodes of a tree.
+The kernel and the reference attend to the same S tokens. The last N of them are nodes of a tree.
 Timing works as follows:
 
 - One program calls attention many times (`timing.repeat`). The outputs of a call are the queries
-  of the next, so that XLA can neither hoist nor drop a call. Values that depend on neither queries
-  nor lengths, such as the bit mask, are computed once before the loop.
+  of the next, so XLA can neither hoist nor drop a call. Values that depend on neither queries nor
+  lengths, such as the bit mask, are computed once before the loop.
 - A small key-value cache would stay in the GPU's L2 cache. So the calls rotate over several
-  key-value caches, with two and a half times the 50 MiB L2 cache of an H100 or H200 in total.
+  key-value caches. Together, these are two and a half times as large as the 50 MiB L2 cache of an
+  H100 or H200.
 - All candidates and a copy take turns in every repeat (`timing.take_turns`).
-- The rate is the bytes of the keys and values of S tokens, counted once, over the time of a call.
-  Its share is the rate over the bytes that the copy read and wrote per second in the same repeat;
-  reading alone may be a little faster than copying. Results are medians over repeats, with
-  quartiles.
+- The rate of a candidate is the bytes of the keys and values of S tokens, counted once, divided by
+  the time of a call. The share is this rate divided by the copy's rate in the same repeat. The
+  copy's rate counts bytes read and bytes written; reading alone may be a little faster. Results are
+  medians over repeats, with quartiles.
 """
 
 import argparse
@@ -40,7 +41,7 @@ COLUMNS = {"heads": "heads", "batch": "B", "slots": "S", "nodes": "N"}
 
 
 class Case(NamedTuple):
-    """Shapes of one call, with S keys per row, of which the last N are tree nodes."""
+    """Shapes of one call; the last `nodes` of the `slots` keys of a row are tree nodes."""
 
     query_heads: int
     key_heads: int
@@ -89,7 +90,7 @@ def measure(
 
 
 def draw_inputs(case: Case, caches: int) -> Inputs:
-    """Draw random inputs with S - N cached tokens and N tree nodes."""
+    """Draw random inputs with `caches` cache pairs, each of `slots - nodes` tokens per row."""
     keys = iter(jax.random.split(jax.random.key(0), 2 * caches + 4))
     B, N, K, S, H = case.batch, case.nodes, case.key_heads, case.slots, case.head_dim
 
@@ -109,9 +110,10 @@ def draw_inputs(case: Case, caches: int) -> Inputs:
 
 
 def attention_program(implementation: Any, turns: int) -> Callable[..., Array]:
-    """Make a program that maps `Inputs` and 0 to the last outputs; a turn reads each cache once.
+    """Make a program that calls attention once for each cache, in each of `turns` turns.
 
-    The outputs of one call are the queries of the next call, so that calls run in sequence.
+    The program maps `Inputs` and the number 0 to the outputs of the last call. The outputs of one
+    call are the queries of the next call, so calls run in sequence.
     """
 
     @jax.jit  # traced and lowered once for all caches

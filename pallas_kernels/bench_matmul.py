@@ -2,10 +2,12 @@
 
 The benchmark times a pair of products as in a feed-forward block: from the model's width to the
 inner width and back. Each result is rounded to bfloat16 and is the input of the next product.
-Weights are int4 with a scale and a minimum per group; the same shapes in bfloat16 are timed for
-comparison. As in `pallas_kernels.bench`, one program calls pairs many times, rotating over weights
-that together exceed the L2 cache, and candidates and a copy take turns in every repeat. For every
-candidate, the rate is the bytes of both int4 weights over the time of a pair.
+Weights are int4 with a scale and a minimum per group. The same shapes in bfloat16 are timed for
+comparison.
+
+As in `pallas_kernels.bench`, one program computes pairs many times, with weights that together
+exceed the L2 cache, and all candidates and a copy take turns in every repeat. For every candidate,
+the rate is the bytes of both int4 weights divided by the time of a pair.
 """
 
 import argparse
@@ -91,9 +93,9 @@ def draw_inputs(
 
 
 def pair_program(name: str, turns: int) -> Callable[..., Array]:
-    """Make a program that maps rows, pairs of weights and 0 to rows.
+    """Make a program that multiplies rows by each pair of weights, in each of `turns` turns.
 
-    A turn reads each pair once.
+    The program maps the rows, the pairs and the number 0 to the last rows.
     """
 
     def multiply(x: Float[Array, "N I"], weight: Any) -> Float[Array, "N O"]:

@@ -40,10 +40,17 @@ Prepare = Callable[[str, int, int], tuple[Callable[..., Array], tuple[Any, ...]]
 def measure_candidates(
     names: Sequence[str], prepare: Prepare, size: int, repeats: int, other: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Time each candidate beside a copy, and compare its output with the candidate "reference".
+    """Time each candidate beside a copy, and compare its output with that of "reference".
 
-    A call reads `size` bytes. The `other` candidates compute something different and are not
-    compared.
+    Args:
+      names: names of the candidates.
+      prepare: function that makes a candidate's program and arguments.
+      size: bytes that one call reads.
+      repeats: number of timed runs of each candidate and of the copy.
+      other: candidates that compute something different; their outputs are not compared.
+
+    Returns:
+      The fields of a row of the report, with quartiles over the repeats.
     """
     arrays = max(1, math.ceil(READ / size))
     turns = max(1, round(RUN / (arrays * size)))
@@ -104,7 +111,7 @@ def copy_program(turns: int) -> Callable[..., UInt[Array, " n"]]:
 
 
 def _timer(program: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
-    """Return a function that runs the program and returns the seconds, after compiling it once."""
+    """Compile the program, and return a function that runs the program and returns the seconds."""
 
     def run() -> float:
         started = time.perf_counter()
@@ -139,7 +146,7 @@ def run_bench(
     device = jax.devices()[0]
     layout = "{:<14}" + "{:>7}" * (len(columns) - 1)
     print(f"{device.device_kind}; {numbers}, medians of {settings.repeats} repeats")
-    print("share: of the copy's rate; difference: from the reference\n")
+    print("share: rate / the copy's rate; difference: relative to the reference's outputs\n")
     heads = _CELLS.format("", "us", "GB/s", "share", "difference")
     print(layout.format(*columns.values()) + heads)
     done = []
@@ -191,7 +198,8 @@ def parse_arguments(
             parser.error(f"--{name} is {least}, but must be 1 or more.")
     if settings.output and not settings.output.parent.is_dir():
         parser.error(
-            f"--output {settings.output}: create the folder {settings.output.parent} first."
+            f"--output is {settings.output}, whose folder does not exist; create the folder "
+            f"{settings.output.parent} first."
         )
     if settings.output and settings.output.is_dir():
         parser.error(f"--output {settings.output} is a folder; give a file in it.")
@@ -199,6 +207,9 @@ def parse_arguments(
 
 
 def require_gpu(parser: argparse.ArgumentParser) -> None:
-    """Exit with code 2 and a one-sentence error without an NVIDIA GPU."""
+    """Exit with code 2 and a one-sentence error if JAX does not run on a GPU."""
     if (platform := jax.default_backend()) != "gpu":
-        parser.error(f"This benchmark needs an NVIDIA GPU, but JAX runs on {platform}.")
+        parser.error(
+            f"This benchmark needs an NVIDIA GPU, but JAX runs on {platform}; run it on a machine "
+            "with a GPU and JAX's CUDA packages."
+        )

@@ -24,10 +24,10 @@ def dispatch(
     unsupported: Callable[..., str | None],
     kernel: Callable[[], Callable[..., Result]],
 ) -> Result:
-    """Run an implementation of an interface on these arrays.
+    """Run an implementation of a kernel interface on these arrays.
 
     Args:
-      name: name of the interface.
+      name: name of the interface, such as "add_norm", for errors and the log.
       arrays: the arguments, which may include None and tuples.
       implementation: a named implementation, or None for the kernel if it can run, and otherwise
         the reference.
@@ -69,10 +69,10 @@ def current_device() -> Any:
 
 
 def fewest_rows() -> int:
-    """The number of rows below which a matrix product is not faster on this device.
+    """Return the number of rows below which a matrix product is not faster on this device.
 
-    A GPU multiplies a tile of rows at once. With fewer rows, XLA may compute the product
-    elementwise, with an intermediate array as large as the matrix.
+    A GPU multiplies a tile of rows at once. With fewer rows than a tile, XLA may compute the
+    product elementwise, with an intermediate array as large as the matrix.
     """
     return _TILE_ROWS if on_gpu() else 1
 
@@ -105,7 +105,7 @@ def _cores(device: Any) -> int:
 
 
 def _too_few_workers() -> str | None:
-    """The reason, as a clause, if waiting warpgroups would block all of XLA's threads, or None."""
+    """The reason, as a clause, why the interpreter would run out of XLA's threads, or None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = int(os.environ.get("NPROC") or cores or 1)
     if workers >= 4:

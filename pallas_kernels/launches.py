@@ -3,11 +3,11 @@
     for launch in step_launches(compiled.hlo, taken=("noise",)):
         launch.kernel, launch.times, launch.reads, launch.writes
 
-A launch is an instruction that XLA's GPU runtime starts separately: fusions, custom calls, copies
-and collectives. Its bytes are those of its operands and results, each counted once, as if nothing
+A launch is an instruction that XLA's GPU runtime starts separately: a fusion, a custom call, a copy
+or a collective. Its bytes are those of its operands and results, each counted once, as if nothing
 were read twice or cached by the GPU. If only slices or rows of an operand are read, only these
-count. If an array is updated in place, only the update counts; if a custom call updates it, at most
-what the call reads of its other operands counts.
+count. If an array is updated in place, only the update counts. The update by a custom call is
+unknown, so at most the bytes of the call's other operands count.
 """
 
 import re
@@ -65,8 +65,8 @@ def step_launches(
 
     Args:
       hlo: HLO from `Compilation`; its entry computation must contain exactly one such loop.
-      taken: names of `jax.named_scope`s. A `jax.lax.cond` within one of these scopes takes its true
-        branch, and any other takes its false branch.
+      taken: names of `jax.named_scope`s. A `jax.lax.cond` within one of these scopes takes the true
+        branch. Any other `jax.lax.cond` takes the false branch.
       unknown_turns: trip count to assume for nested loops with unknown trip counts; None refuses
         them.
 
@@ -153,7 +153,7 @@ def _read(computations: Mapping[str, Computation], inner: Computation, at: int, 
 
 
 def _users(inner: Computation, name: str) -> Iterator[tuple[Instruction, int]]:
-    """The users of a value, each with the index of the operand; bitcasts are followed."""
+    """Yield the users of a value, with the value's index among the operands; follow bitcasts."""
     for one in inner.values():
         for place, operand in enumerate(one.operands):
             if operand == name:
@@ -174,7 +174,7 @@ def _written(inner: Computation, root: Instruction) -> int:
 
 
 def parse(hlo: str) -> tuple[dict[str, Computation], str]:
-    """Parse the computations of a module by name, and the name of the entry computation."""
+    """Parse a module; return its computations by name, and the name of the entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in hlo.splitlines():
@@ -204,7 +204,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """The index after the parenthesis that closes the parenthesis at `start`."""
+    """Return the index after the parenthesis that closes the parenthesis at `start`."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)

@@ -1,7 +1,7 @@
 """Timing tools of the benchmarks: repetition within one program, and timers that take turns.
 
 Launching a program from Python takes as long as a small kernel runs, so the timed work runs in a
-loop inside the program. Its trip count is constant, so that the GPU does not wait for the host.
+loop inside the program. The loop's trip count is constant, so the GPU does not wait for the host.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -19,11 +19,11 @@ Name = TypeVar("Name", bound=Hashable)
 def repeat(
     turn: Callable[[Carry, Int[Array, ""]], Carry], carry: Carry, count: int, zero: Int[Array, ""]
 ) -> Carry:
-    """Run `turn` `count` times, so that XLA can neither drop a turn nor hoist work out of the loop.
+    """Run `turn` `count` times in a loop that XLA can neither shorten nor hoist work out of.
 
     Every turn gets a 0 that XLA cannot prove to be constant: the loop index masked by an argument
     of the program. Work that depends on this 0 is repeated in every turn. (An optimization barrier
-    does not suffice: on the CPU, XLA drops it before it hoists code out of loops.)
+    does not suffice: XLA for CPUs drops barriers before it hoists code out of loops.)
 
     Args:
       turn: function from the carry and the 0 to the next carry, which must depend on the timed
@@ -36,7 +36,7 @@ def repeat(
 
 
 def empty_like(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Zeros in the shapes that the function returns, for an initial carry."""
+    """Return zeros in the shapes and dtypes of the function's results, for an initial carry."""
     shapes = jax.eval_shape(function, *arguments)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 

@@ -1,20 +1,20 @@
-"""Decode with Apple's PyTorch ReDrafter and with this library: same weights, prompts and trees.
+r"""Compare Apple's PyTorch ReDrafter with this library: same weights, prompts and trees.
 
     python -m tools.apple --torch-python TORCHENV/bin/python \
         --repository ml-recurrent-drafter --target TARGET --drafter DRAFTER \
         --prompts configs/demo_prompts.jsonl --output report.json
 
-`--repository` is an unmodified clone of https://github.com/apple/ml-recurrent-drafter, and
-`--torch-python` a Python with PyTorch, transformers 4.47.1 (Apple's code does not run with release
-5), jsonlines and tabulate. That Python runs this file in a separate process, so the top level
-imports neither the project nor PyTorch.
+`--repository` is an unmodified clone of https://github.com/apple/ml-recurrent-drafter.
+`--torch-python` is a Python with PyTorch, transformers 4.47.1 (Apple's code does not run with
+release 5), jsonlines and tabulate. That Python runs this file in a separate process, so the top
+level of the file imports neither the project nor PyTorch.
 
-Both sides decode greedily in float32 on one CPU, one prompt at a time, for every beam width and
-number of draft rounds. Trees are built as in Apple's code (`final_beams_only`, all nodes, scores
-normalised over a beam's 50 best tokens), and decoding never stops before `--max-new-tokens`. Texts
-and numbers of target calls are compared. Then both sides are timed in turns, so that a slow minute
-of the machine affects both. While one side is timed, the other side waits for input. The exit code
-is 1 if a text or a number of calls differs.
+Both sides, "ours" and "apple", decode greedily in float32 on one CPU, one prompt at a time, for
+every beam width and number of draft rounds. Trees are built as in Apple's code (`final_beams_only`,
+all nodes, scores normalised over a beam's 50 best tokens), and decoding never stops before
+`--max-new-tokens`. Texts and numbers of target calls are compared. Then both sides are timed in
+turns, so that a slow minute of the machine affects both. While one side is timed, the other side
+waits for input. The exit code is 1 if a text or a number of calls differs.
 """
 
 # pyright: reportMissingImports=false
@@ -61,7 +61,7 @@ Side = Callable[[Job], Decoded]
 
 
 def load_apple(target: Path, drafter: Path) -> Any:
-    """Load Apple's decoder; exit if it would compute something different from this library."""
+    """Load Apple's decoder; exit if it cannot compute the same as this library."""
     import transformers
     from recurrent_drafting.modeling_drafter import Drafter
     from recurrent_drafting.modeling_llama import LlamaForCausalLM
@@ -73,7 +73,10 @@ def load_apple(target: Path, drafter: Path) -> Any:
     scaling = raw.get("rope_scaling") or rotary
     scaled = scaling.get("rope_type", scaling.get("type", "default")) != "default"
     if raw["model_type"] != "llama" or (raw.get("head_dim") or width) != width or scaled:
-        sys.exit("Apple's code needs a Llama with unscaled RoPE and head_dim = width / heads.")
+        sys.exit(
+            "Apple's code needs a Llama with unscaled RoPE and head_dim = width / heads; give such "
+            "a --target."
+        )
     config = transformers.LlamaConfig.from_pretrained(target)
     # transformers 4 ignores `rope_parameters` and would silently fall back to 10000.
     config.rope_theta = float(rotary["rope_theta"])
@@ -138,14 +141,17 @@ def serve_apple(repository: str, target: str, drafter: str) -> None:
 
 @contextmanager
 def start_apple(command: Sequence[str]) -> Generator[tuple[dict[str, str], Side]]:
-    """Start Apple's side; yields the versions of both sides and a function that decodes a job."""
+    """Start Apple's side; yield the versions of both sides and a function that decodes a job."""
     # Let PyTorch's waiting threads sleep, unless the environment overrides this.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"HF_HUB_OFFLINE": "1"}
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
     except OSError as error:
-        sys.exit(f"Cannot start {command[0]}: {error.strerror}.")
+        sys.exit(
+            f"Cannot start {command[0]}: {error.strerror}; give the path of a Python as "
+            "--torch-python."
+        )
 
     def read() -> Any:
         assert process.stdout is not None
@@ -186,10 +192,10 @@ def load_ours(target_folder: Path, drafter_folder: Path) -> Side:
 
 
 def compare(job: Job, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
-    """Compare texts and target calls of both sides, and time each side in `repeats` turns.
+    """Compare texts and target calls of both sides on one job, and time each side `repeats` times.
 
-    The first, untimed decoding warms up both sides on this prompt. The first side alternates from
-    turn to turn.
+    The first, untimed decoding warms up both sides on this prompt. The side that is timed first
+    alternates from turn to turn.
     """
     first = {name: sides[name](job) for name in SIDES}
     ours, apple = (first[name] for name in SIDES)
@@ -262,7 +268,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--drafter", type=Path, required=True, help="drafter in Apple's layout")
     add("--prompts", type=Path, required=True, help='JSONL of {"prompt": ...}')
     add("--output", type=Path, required=True, help="JSON report to write")
-    add("--beam-widths", type=int, nargs="+", default=[0, 4], help="W, 0: baseline (%(default)s)")
+    add("--beam-widths", type=int, nargs="+", default=[0, 4], help="W; 0: baseline (%(default)s)")
     add("--draft-rounds", type=int, nargs="+", default=[4], help="R; Apple's beam length minus 1")
     add("--max-new-tokens", type=int, default=160)
     add("--repeats", type=int, default=3, help="timed runs after one warm-up; 0 disables timing")

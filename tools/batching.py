@@ -1,4 +1,4 @@
-"""Throughput of batched requests, relative to one request at a time, without HTTP.
+"""Measures the throughput of batched requests, relative to one request at a time, without HTTP.
 
 python -m tools.batching
 """
@@ -19,7 +19,7 @@ _SLOTS, _NEW_TOKENS, _TURNS = 8, 48, 5
 
 
 def measure() -> list[float]:
-    """Time 16 prompts for the tiny demo target, without drafting; return each turn's ratio."""
+    """Time 16 prompts without drafting; return the speed-up of batching in every turn."""
     files = open_target(_CONFIGS / "demo_target")
     target, tokenizer = files.load("float32"), files.tokenizer
     requests = [
@@ -43,7 +43,7 @@ def measure() -> list[float]:
 
 
 def main() -> None:
-    """Measure and print the ratios."""
+    """Measure, and print the median speed-up and the speed-up of each turn."""
     ratios = measure()
     turns = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(f"{_SLOTS} slots over one: {median(ratios):.2f} ({turns})")

@@ -1,4 +1,4 @@
-r"""An SVG picture of `redrafter chat --show` answering one question.
+r"""Draws an SVG picture of `redrafter chat --show`, with one question and its answer.
 
     python -m tools.chat_picture docs/pictures/chat.svg "Name three uses of a paper clip." \
         --drafter configs/smollm2_135m/drafter --max-new-tokens 90 --adaptive off

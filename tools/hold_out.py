@@ -1,4 +1,4 @@
-"""`python -m tools.hold_out --config configs/demo_prompts.yaml`: prompts from held-out documents.
+"""`python -m tools.hold_out --config configs/demo_prompts.yaml`: write held-out prompts.
 
 Prompts are pieces of documents that a small target has not seen in training, so that decoding can
 be measured on real text of the same kind.
@@ -24,22 +24,35 @@ from train.data.types import Text
 
 
 class HoldOutSettings(Settings):
-    """The settings of `python -m tools.hold_out`: sources, number and length of prompts, output."""
+    """The settings of `python -m tools.hold_out`: sources, number and length of prompts, output.
 
-    pretrain_config: Path  # config of `tools.pretrain`, whose held-out documents are used
-    tokenizer: Path  # folder of the target, whose tokenizer counts the tokens
-    count: PositiveInt = 24  # number of prompts, divided evenly among packages (top-level folders)
-    prompt_tokens: PositiveInt = 64  # length; shorter if the text would encode differently
-    seed: NonNegativeInt = 0  # seed for choosing documents
-    output: Path  # JSONL file to write
+    Attributes:
+      pretrain_config: config of `tools.pretrain`, whose held-out documents are used.
+      tokenizer: folder of the target, whose tokenizer counts the tokens.
+      count: number of prompts, divided evenly among packages (top-level folders).
+      prompt_tokens: number of tokens of a prompt. A prompt has fewer if its text would encode
+        differently.
+      seed: seed for choosing documents.
+      output: JSONL file to write.
+    """
+
+    pretrain_config: Path
+    tokenizer: Path
+    count: PositiveInt = 24
+    prompt_tokens: PositiveInt = 64
+    seed: NonNegativeInt = 0
+    output: Path
 
 
 def choose_prompts(
     documents: Sequence[Text], tokenizer: Tokenizer, count: int, prompt_tokens: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Choose prompts from all packages; they begin at lines spread evenly over the documents.
+    """Choose prompts from all packages; prompts begin at lines spread evenly over the documents.
 
-    Documents are named `package/...`. The tokens of a prompt are also tokens of its document.
+    Documents are named `package/...`. A prompt encodes to the same tokens alone as in its document.
+
+    Raises:
+      InputError: the documents do not have enough different prompts.
     """
     # For each document, the character indices of the lines where a prompt may start.
     packages: dict[str, list[tuple[Text, list[int]]]] = defaultdict(list)
@@ -72,7 +85,7 @@ def choose_prompts(
 
 
 def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[int]:
-    """Start indices of non-blank lines that at least `prompt_tokens` tokens follow."""
+    """Return the start indices of non-blank lines that `prompt_tokens` tokens or more follow."""
     offsets = [start for start, _ in tokenizer.encode(text).offsets]
     if len(offsets) < prompt_tokens:
         return []
@@ -85,7 +98,7 @@ def _line_starts(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> list[in
 
 
 def _cut(text: str, tokenizer: Tokenizer, prompt_tokens: int) -> str:
-    """The text of the first `prompt_tokens` tokens, or of fewer if it encodes differently."""
+    """Return the text of the first `prompt_tokens` tokens; fewer if it would encode differently."""
     encoding = tokenizer.encode(text)
     for length in range(min(prompt_tokens, len(encoding.ids)), 0, -1):
         piece = text[: encoding.offsets[length - 1][1]]

@@ -1,4 +1,4 @@
-r"""A screenshot of a running server's page: one question, with and without speculation.
+r"""Takes a screenshot of a running server's page: one question, with and without a drafter.
 
     python -m redrafter_jax serve --drafter configs/smollm2_135m/drafter --adaptive off \
         --beam-width 1 --draft-rounds 2 --num-nodes 4 --rerank --name SmolLM2-135M-Instruct
@@ -26,13 +26,17 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def chromium() -> str | None:
-    """Path of the system's Chromium, or None."""
+    """Return the path of an installed Chromium, or None."""
     return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 @contextmanager
 def browser_page(width: int = 1100) -> Generator[Page]:
-    """Open a page in headless Chromium."""
+    """Open a page of this width, in pixels, in headless Chromium.
+
+    Raises:
+      InputError: no Chromium is installed.
+    """
     path = chromium()
     if path is None:
         raise InputError(

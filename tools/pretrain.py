@@ -40,7 +40,17 @@ _EVALUATION_BATCH = 4
 
 
 class PretrainSettings(Settings):
-    """The settings of `python -m tools.pretrain`: train a tokenizer and a small target."""
+    """The settings of `python -m tools.pretrain`: train a tokenizer and a small target.
+
+    Attributes:
+      target: configuration of the target.
+      data: training data, with its held-out documents.
+      optimizer: the optimizer's settings.
+      steps: number of optimizer steps.
+      seed: seed of the first weights.
+      log_every: number of steps between two printed losses.
+      output_dir: folder for the target, the tokenizer and the report.
+    """
 
     target: TargetConfig
     data: DataSettings
@@ -55,7 +65,7 @@ class PretrainSettings(Settings):
         vocab_size, ends = self.target.vocab_size, self.target.eos_token_ids
         if vocab_size < SMALLEST_VOCABULARY or ends != (END_TOKEN,):
             raise ValueError(
-                f"target.vocab_size is {vocab_size} and must be {SMALLEST_VOCABULARY} or more, and "
+                f"target.vocab_size is {vocab_size} and must be {SMALLEST_VOCABULARY} or more; "
                 f"target.eos_token_ids is {list(ends)} and must be {[END_TOKEN]}"
             )
         length, positions = self.data.sequence_length, self.target.max_position_embeddings
@@ -76,7 +86,7 @@ class PretrainSettings(Settings):
 def next_token_loss(
     target: Target, tokens: Int[Array, "B T"], loss_mask: Bool[Array, "B T"]
 ) -> Float[Array, ""]:
-    """Mean cross-entropy, in nats, of the tokens in the mask given the tokens before them."""
+    """Return the mean cross-entropy, in nats, of the predictions of the tokens in the mask."""
     module = target.merge()
     hidden, _, _ = module.forward(tokens)
     logits = module.logits(hidden[:, :-1])
@@ -106,7 +116,10 @@ def pretrain_step(
 
 
 def held_out_loss(target: Target, windows: Windows) -> tuple[float, int]:
-    """Mean loss of the counted tokens except the first of each window, and their number."""
+    """Return the mean loss of the tokens in the mask, and the number of these tokens.
+
+    The first token of a window has no context and does not count.
+    """
     loss = jax.jit(next_token_loss)
     total, count = 0.0, 0
     for start in range(0, len(windows.tokens), _EVALUATION_BATCH):

@@ -1,4 +1,4 @@
-"""Speed of decoding without a drafter by the target's weight format, relative to float32.
+"""Measures decoding without a drafter in each weight format, relative to float32.
 
 python -m tools.quantized "$(python -m redrafter_jax fetch)"
 """
@@ -23,9 +23,9 @@ _CONTEXT_LENGTH = 256
 def main() -> None:
     """Measure the formats in turns, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", help="GGUF file with kept blocks, as `load_target` keeps them")
-    parser.add_argument("--tokens", type=int, default=64, help="%(default)s")
-    parser.add_argument("--turns", type=int, default=4, help="%(default)s")
+    parser.add_argument("target", help="GGUF file whose quantized blocks `load_target` can keep")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens per run (%(default)s)")
+    parser.add_argument("--turns", type=int, default=4, help="runs of each format (%(default)s)")
     arguments = parser.parse_args()
     plain = load_target(arguments.target, "float32")
     targets = {
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _rate(engine: Engine, prompt: list[int], tokens: int) -> float:
-    """Tokens per second of one answer, prefill included."""
+    """Return the tokens per second of one answer, prefill included."""
     engine.submit(Request(prompt, tokens, 0, SamplingConfig(), stop_tokens=()))
     count, began = 0, time.perf_counter()
     while engine.busy:

@@ -28,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Rewrite relative links to the pages of the site."""
+    """Rewrite relative links of a page so that they lead to the pages of the site."""
     del config, files
     place = page.file.src_uri
     source = next((one for one, name in _OUTSIDE.items() if name == place), f"docs/{place}")

@@ -1,8 +1,9 @@
-"""Throughput of an engine with and without trees by number of streams, relative to the baseline.
+"""Measures throughput by number of concurrent requests (streams), with and without trees.
 
 python -m tools.streams TARGET DRAFTER --prompts configs/smollm2_135m/mixed_prompts.jsonl
 
-With --json-schema, every method also decodes answers that follow the schema, in the same turns.
+Speeds are relative to the baseline, which decodes without a drafter. With --json-schema, every
+method also decodes answers that follow the schema, in the same turns.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=16, help="number of prompts (%(default)s)")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--tokens", type=int, default=64, help="per answer (%(default)s)")
-    parser.add_argument("--turns", type=int, default=4, help="%(default)s")
+    parser.add_argument("--turns", type=int, default=4, help="runs of each method (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="%(default)s")
     parser.add_argument("--json-schema", type=Path, help="file with a JSON schema")
     return parser.parse_args()
@@ -114,7 +115,7 @@ def _rate(
     arguments: argparse.Namespace,
     grammar: CompiledGrammar | None,
 ) -> float:
-    """New tokens per second; there is one prompt per stream, but at least four prompts."""
+    """Return the new tokens per second for one prompt per stream, but at least four prompts."""
     chosen = prompts[: max(streams, 4)]
     sampling = SamplingConfig(arguments.temperature)
     tokens, began = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""Training of a byte-level BPE tokenizer for a small target."""
+"""Trains a byte-level BPE tokenizer for a small target."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _PIECES = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+[ \t]*|[ \t]+"
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer that can encode any byte string; token 0 ends every document."""
+    """Train a tokenizer that can encode any byte string; token 0 is the end token of documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,4 @@
-"""The sum of a residual stream and a product in parts, and the norm after it, in one kernel.
+"""Adds a product, given as partial sums, to a residual stream and norms the result.
 
 All implementations have the same interface; `reference` is the specification.
 """
@@ -29,17 +29,17 @@ def add_norm(
 
     Args:
       x: the residual stream.
-      parts: float32 parts of a product, such as those of sums over splits of its inputs.
+      parts: float32 partial sums of a product, each over one split of the product's inputs.
       weight: weight of the norm (arXiv 1910.07467), which is computed in float32.
       epsilon: added to the mean square.
-      zero_centered: whether the norm multiplies by one plus its weight, before the result is
-        rounded.
+      zero_centered: whether the norm multiplies by `1 + weight` in float32, and then rounds to x's
+        dtype. If False, the norm rounds first and then multiplies by `weight`.
       implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
         Hopper GPUs for supported shapes and dtypes, else "reference". "mosaic_gpu_interpret" runs
         the same kernel slowly on the CPU, with race detection.
 
     Returns:
-      The new residual stream, and its norm, in x's dtype.
+      The new residual stream and the normed stream, in x's dtype.
 
     Raises:
       ValueError: shapes do not fit together.
@@ -64,7 +64,7 @@ def add_norm(
 
 
 def has_kernel(width: int) -> bool:
-    """Whether 16-bit rows of this width take the kernel on the device in use."""
+    """Return whether `add_norm` runs its kernel for 16-bit rows of this width on this device."""
     return why_not_hopper(current_device()) is None and width % (WARPGROUPS * THREADS) == 0
 
 

@@ -1,8 +1,8 @@
 """Residual sum and norm for Hopper GPUs in Pallas' Mosaic GPU dialect.
 
-A program processes a row. Its warpgroups have a share of the row each, which stays in registers:
-they add the parts, exchange their sums of squares through shared memory, and scale. Programs are
-independent of each other.
+A program processes one row. Each of its warpgroups keeps a share of the row in registers. The
+warpgroups add the parts, exchange their sums of squares through shared memory, and scale their
+shares. Programs are independent of each other.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def mosaic_gpu(
 ) -> tuple[Float[Array, "rows D"], Float[Array, "rows D"]]:
     """Implement `pallas_kernels.add_norm.add_norm`; see `why_unsupported` for limits.
 
-    `cores` is not used; `interpret` runs on the CPU and detects races.
+    `cores` is not used. `interpret` runs the kernel on the CPU and detects races.
     """
     del cores
     (rows, D), dtype = x.shape, x.dtype

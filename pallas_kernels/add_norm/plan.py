@@ -1,4 +1,4 @@
-"""How a row is divided, computed from shapes."""
+"""Division of a row among warpgroups and threads, computed from shapes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ WARPGROUPS = 4  # warpgroups that share a row
 
 
 def why_unsupported(x: Any, parts: Any, weight: Any) -> str | None:
-    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
+    """The reason, as a clause, why the kernel cannot take these shapes and dtypes, or None."""
     if str(parts.dtype) != "float32":
         return f"its parts must be float32, but are {parts.dtype}"
     if x.dtype != weight.dtype or str(x.dtype) not in ("bfloat16", "float16"):
@@ -16,10 +16,10 @@ def why_unsupported(x: Any, parts: Any, weight: Any) -> str | None:
             f"{x.dtype} and {weight.dtype}"
         )
     if x.shape[-1] % (WARPGROUPS * THREADS):
-        return f"its rows must be multiples of {WARPGROUPS * THREADS}, but are {x.shape[-1]}"
+        return f"its row size must be a multiple of {WARPGROUPS * THREADS}, but is {x.shape[-1]}"
     return None
 
 
 def vector_size(size: int) -> int:
-    """Number of neighbouring elements of a thread, for a warpgroup's share of a row."""
+    """The number of adjacent elements that a thread reads at once, from a share of `size`."""
     return next(vector for vector in (4, 2, 1) if size % (THREADS * vector) == 0)

@@ -23,16 +23,16 @@ def grouped_matmul(
 ) -> Float[Array, "N O"]:
     """Multiply rows by a group-quantized weight, with accumulation in float32.
 
-    A code stands for the number `scale * code`, or with a minimum for
-    `minimum + scale * (code - lowest)`, where lowest is the smallest value of the codes' dtype.
+    Without minima, a code stands for the number `scale * code`. With minima, it stands for
+    `minimum + scale * (code - lowest)`; `lowest` is the smallest value of the codes' dtype.
     Codes are multiplied in the dtype of x, and the partial sums of each group are scaled. The
-    kernel writes neither dequantized weights nor partial sums to memory. Its result for a row does
-    not depend, in any bit, on the other rows and on their number.
+    kernel writes neither dequantized weights nor partial sums to memory. No bit of its result for a
+    row depends on the other rows or on their number.
 
     Args:
-      x: rows, float32 or bfloat16.
-      codes: int4, int8 or, without minima, float8_e4m3fn; the inputs I form groups of equal size,
-        one per row of `scale`.
+      x: rows of I inputs, float32 or bfloat16.
+      codes: codes of the weight from I inputs to O outputs, int4, int8 or, without minima,
+        float8_e4m3fn. The inputs form groups of equal size, one for each row of `scale`.
       scale: scales per group and output, in any floating-point dtype.
       minimum: the value of the lowest code per group and output, in any floating-point dtype; None
         if code 0 is the value 0.

@@ -1,9 +1,9 @@
 """Products with grouped codes for Hopper GPUs, in Pallas' Mosaic GPU dialect.
 
-The time of decoding is the time of reading the weight. So a program reads the codes of its 128
-outputs and of its split of the inputs once, and multiplies them by up to 64 rows. The weight is the
-left operand: its outputs fill the 64 rows of wgmma, and the rows of x are the columns, at least
-eight.
+Decoding takes as long as reading the weight. So each program reads its part of the weight once, and
+multiplies it by up to 64 rows of x. The part has 128 outputs and one split of the inputs. The
+weight is the left operand of wgmma, the matrix instruction: 64 outputs fill the instruction's rows,
+and the rows of x, padded to a multiple of eight, are its columns.
 
 Each program runs one warpgroup that copies blocks of 128 inputs into a ring buffer in shared
 memory, and two warpgroups that compute 64 outputs each. The computing warpgroups convert the codes
@@ -11,8 +11,8 @@ of a group to bfloat16 in registers, which is exact, and multiply. The products 
 scaled when they are added to the float32 accumulator. With minima, the sums of each row's inputs by
 group are an additional operand, which is computed once for all outputs.
 
-The order of summation for a row does not depend on the other rows: the matrix instruction sums the
-inputs of a group, then groups are added from first to last within a split, then splits are added.
+The order of summation for a row does not depend on the other rows. The matrix instruction sums the
+inputs of a group, then the groups of a split are added in order, and then the splits.
 """
 
 from typing import Any
@@ -72,7 +72,7 @@ def mosaic_gpu(
 
 
 def group_sums(x: Float[Array, "N I"], groups: int) -> Float[Array, "N groups"]:
-    """Sum each row by group; halves are added elementwise, because XLA may reorder a reduction."""
+    """Sum each group of a row by adding halves elementwise; XLA may reorder a reduction."""
     sums = x.astype(jnp.float32).reshape(len(x), groups, -1)
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
@@ -81,7 +81,10 @@ def group_sums(x: Float[Array, "N I"], groups: int) -> Float[Array, "N groups"]:
 
 
 def _make_kernel(plan: Plan, codes: Any, scale: Any, minimum: Any, interpret: bool) -> Any:
-    """Make the kernel: from rows, codes, scales and, with minima, sums, to products by split."""
+    """Make the kernel: a function that returns the products of every split.
+
+    Its arguments are rows, codes, scales and, with minima, the minima and the sums of the rows.
+    """
     inputs, outputs = codes.shape
     group = inputs // len(scale)
     groups = BLOCK // group  # per block

@@ -55,17 +55,25 @@ def why_unsupported(x: Any, codes: Any, scale: Any, _: Any) -> str | None:
 def make_plan(
     N: int, inputs: int, outputs: int, bits: int, group: int, minimum: bool, cores: int
 ) -> Plan:
-    """Choose splits that keep every core busy, and the fewest programs for N rows.
+    """Choose splits of the inputs that keep every core busy, and the fewest programs for N rows.
 
-    The splits do not depend on N. `bits` is the size of a code, and `group` the number of inputs
-    that share a scale, and also a minimum if `minimum` is set.
+    The splits do not depend on N.
+
+    Args:
+      N: number of rows of x.
+      inputs: number of inputs of the weight.
+      outputs: number of outputs of the weight.
+      bits: size of a code in bits.
+      group: number of inputs that share a scale.
+      minimum: whether each group also has a minimum.
+      cores: number of cores of the GPU.
     """
     columns, blocks = _ceil_div(outputs, WIDTH), _ceil_div(inputs, BLOCK)
 
     def cost(splits: int) -> int:
-        """Modelled cost in steps of the core with the most programs.
+        """Return the modelled cost, in steps, of the core with the most programs.
 
-        It does not depend on the rows, which must not change the order of summation.
+        The number of rows must not change the order of summation, so it is not an argument.
         """
         waves = _ceil_div(columns * splits, cores)
         return waves * (_ceil_div(blocks, splits) + STARTUP + (PARTIAL if splits > 1 else 0))

@@ -52,8 +52,8 @@ def _product_in_turn(
     """Compute the product of `_scaled_product` with one weight in the dtype of x at a time.
 
     Without the barrier, XLA for CPUs would convert the codes of all layers before the first
-    product, and keep all of them. int4 and float8 are slow to convert, so they pass through a wider
-    dtype that represents them exactly, which a loop may keep.
+    product, and keep all of them. int4 and float8 are slow to convert. So they are first converted
+    to a wider dtype that represents them exactly; XLA may keep these codes throughout a loop.
     """
     wider = {jnp.dtype(jnp.int4): jnp.int8, jnp.dtype(jnp.float8_e4m3fn): jnp.bfloat16}
     codes = codes.astype(wider.get(codes.dtype, codes.dtype))

@@ -1,4 +1,4 @@
-"""The lowest logit of a row that top-k, top-p and min-p keep.
+"""Finds the lowest of a row's logits that pass the filters top-k, top-p and min-p.
 
 All implementations have the same interface; `reference` is the specification.
 """
@@ -21,20 +21,22 @@ def lowest_kept(
     *,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B M"]:
-    """Find the lowest logit of each row that passes the filters; every filter keeps ties.
+    """Find, for each row of V logits, the lowest logit that passes the filters.
 
-    The filters are top-k, top-p and min-p, in this order; each is applied to the tokens that the
-    previous filter kept. They use the scores `logits / unit`, rounded to float32.
+    The filters are top-k, top-p and min-p, in this order. Each filter is applied to the tokens that
+    the previous filter kept, and keeps ties. The filters use the scores `logits / unit`, rounded to
+    float32.
 
     Args:
-      logits: scores, float32; with NaN, it is not specified which tokens are kept.
-      unit: temperature, above 0.
+      logits: float32 logits of V tokens, in M rows for each of B requests. If a row has a NaN, the
+        result is unspecified.
+      unit: temperature of each request, above 0.
       top_k: number of tokens to keep, at least 1 and less than V; infinity keeps all.
       top_p: cumulative probability above which tokens are dropped, above 0; infinity drops none.
       min_p: minimum probability of kept tokens, relative to the highest probability; 0 drops none.
       implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
-        Hopper GPUs for rows of at least one block, else "reference". "mosaic_gpu_interpret" runs
-        the same kernel slowly on the CPU, with race detection.
+        Hopper GPUs if V is 2048 or more, else "reference". "mosaic_gpu_interpret" runs the same
+        kernel slowly on the CPU, with race detection.
 
     Raises:
       ValueError: shapes do not fit together.

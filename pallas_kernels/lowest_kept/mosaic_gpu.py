@@ -1,12 +1,13 @@
 """The lowest kept logit for Hopper GPUs in Pallas' Mosaic GPU dialect.
 
 One program of one warpgroup handles a row. It finds the thresholds of top-k and top-p two bits at a
-time: a pass over the row sums the weights at or above three scores, which divide the remaining
-range into quarters. Passes read the row from the L1 and L2 caches, 16 bytes per thread; programs
-are independent of each other.
+time. Three scores divide the remaining range into quarters, and a pass over the row sums the
+weights of the logits at or above each score. A weight is 1 for top-k, and a probability for top-p.
+Passes read the row from the L1 and L2 caches, 16 bytes per thread. Programs are independent of each
+other.
 
-The search compares logits as they are stored. Dividing by the temperature can only make more logits
-equal, so further passes with the division find these ties.
+The search compares logits as they are stored. Division by the temperature may make different logits
+equal, so further passes, with the division, find these ties.
 """
 
 from collections.abc import Callable
@@ -62,16 +63,16 @@ def mosaic_gpu(
             return plgpu.layout_cast(jnp.full((BLOCK,), number, dtype), layout)
 
         def score_of(key: Any) -> Any:
-            """The float with this key, in every element of a block.
+            """Return the float with this key, in every element of a block.
 
-            Keys below that of minus infinity count as minus infinity.
+            A key below the key of minus infinity counts as minus infinity.
             """
             sign, key = jnp.uint32(_SIGN), jnp.maximum(key, jnp.uint32(_LOWEST))
             bits = jnp.where(key >= sign, key ^ sign, ~key)
             return lax.bitcast_convert_type(filled(bits, jnp.uint32), jnp.float32)
 
         def over_row(running: Any, update: Callable[[Any, Any], Any], neutral: float) -> Any:
-            """Fold `update` over the blocks of the row; the last is padded with `neutral`."""
+            """Fold `update` over the blocks of the row; `neutral` pads the last block."""
 
             def block(start: Any) -> Any:
                 return plgpu.load(logits_ref.at[batch, row, pl.ds(start, BLOCK)], layout=layout)
@@ -95,7 +96,7 @@ def mosaic_gpu(
         highest = over_row(filled(-jnp.inf), jnp.maximum, -jnp.inf).max()
 
         def search(bound: Any, weigh: Callable[[Any], Any]) -> Any:
-            """The lowest score such that the weight above it is less than `bound`."""
+            """Return the lowest score such that the weights above it sum to less than `bound`."""
 
             def two_bits(step: Any, lowest: Any) -> Any:
                 quarter = jnp.uint32(1) << (30 - 2 * step).astype(jnp.uint32)
@@ -120,7 +121,7 @@ def mosaic_gpu(
             return score_of(lax.fori_loop(0, 16, two_bits, jnp.uint32(0)))
 
         def lowest_from(score: Any, above: Any) -> Any:
-            """The lowest logit, at least `above`, whose quotient by `unit` is at least `score`."""
+            """Return the lowest logit >= `above` whose quotient by `unit` is >= `score`."""
 
             def update(lowest: Any, block: Any) -> Any:
                 kept = (block / unit >= score) & (block >= above)

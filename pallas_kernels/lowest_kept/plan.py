@@ -1,4 +1,4 @@
-"""The way in which a row is read, computed from shapes."""
+"""How the kernel reads a row, computed from shapes."""
 
 from typing import Any
 
@@ -18,5 +18,5 @@ def why_unsupported(logits: Any, *_: Any) -> str | None:
 
 
 def vector_size(V: int) -> int:
-    """The number of elements that a thread reads at once; rows must begin at multiples of it."""
+    """The number of elements that a thread reads at once; rows begin at multiples of this."""
     return 4 if V % 4 == 0 else 1

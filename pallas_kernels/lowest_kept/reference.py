@@ -50,7 +50,7 @@ def _ordered_keys(scores: Float[Array, "B M V"]) -> UInt[Array, "B M V"]:
 def _lowest_key(
     keys: UInt[Array, "B M V"], weights: Float[Array, "B M V"], bound: Float[Array, "B 1 1"]
 ) -> UInt[Array, "B M 1"]:
-    """The lowest key such that the weight above it is less than `bound`, found bit by bit.
+    """Find the lowest key such that the weights above it sum to less than `bound`, bit by bit.
 
     This takes 32 sums over V instead of a sort.
     """

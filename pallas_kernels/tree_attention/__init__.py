@@ -1,4 +1,4 @@
-"""Attention of tree nodes over a key-value cache and over their ancestors.
+"""Attention of tree nodes over a key-value cache and over the nodes' ancestors.
 
 All implementations have the same interface; `reference` is the specification.
 """
@@ -28,22 +28,23 @@ def tree_attention(
     window: int | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "B T Q H"]:
-    """Compute softmax attention of tree nodes over the cached tokens and their ancestors.
+    """Compute softmax attention of each tree node over the cached tokens and the node's ancestors.
 
-    The T nodes that attend are all N nodes of a tree, or the newest nodes of a growing tree.
+    The T nodes that attend are all N nodes of a tree, or the newest nodes of a growing tree. A node
+    attends to itself too.
 
     Args:
-      q: queries of the T nodes.
-      k_cache: keys of decided tokens in pages of `PAGE` slots; slots at and after `lengths` may
-        hold anything, including NaN.
-      v_cache: values of decided tokens, in the same form.
-      table: page numbers of each row, in text order; rows may share pages. Entries after `lengths`
-        may be any valid page number.
+      q: queries of the T nodes, with Q query heads of dimension H.
+      k_cache: keys of the text before the tree, with K key heads, in pages of `PAGE` slots. Slots
+        at and after `lengths` may hold anything, including NaN.
+      v_cache: values of the text before the tree, in the same form.
+      table: numbers of the M pages of each row, in text order; rows may share pages. Entries for
+        slots at and after `lengths` may be any valid page number.
       lengths: number of cached tokens per row, from 0 to `PAGE` times M.
       k_tree: keys of all N nodes, parents before their children.
       v_tree: values of all N nodes, in the same order.
-      mask: mask[b, i, j] is True if query i attends to node j, which is the node of the query
-        itself or an ancestor of it. A node that no query attends to may hold any finite number.
+      mask: mask[b, i, j] is True if query i attends to node j: the query's own node, or an ancestor
+        of this node. Keys and values of nodes that no query attends to may be any finite numbers.
       scale: factor of the scores before the softmax.
       window: number of positions that a node attends to, including its own; None for all. A node's
         position is the number of cached tokens plus its number of ancestors.
@@ -52,7 +53,7 @@ def tree_attention(
         the same kernel slowly on the CPU, with race detection.
 
     Returns:
-      The outputs of each node and query head in q's dtype; softmax and sums are computed in
+      The outputs of each node and query head, in q's dtype. Softmax and sums are computed in
       float32.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Merging of the results that the Mosaic GPU kernel computes per split into one softmax."""
+"""Merges the softmax results of all splits of the cache, from the Mosaic GPU kernel, into one."""
 
 from functools import reduce
 from typing import Any
@@ -25,8 +25,17 @@ def merge(
 ) -> Float[Array, "B N Q H"]:
     """Merge the splits and normalize the outputs of the N nodes; a kernel does this if H is 128.
 
-    The rows of a key head are its G query heads, each with N nodes and possibly padding; further
-    rows are unused. Maxima are exponents of two, and outputs and totals are relative to them.
+    The rows of a key head are those of its G query heads, in order. Each query head has a row for
+    each of the N nodes, and may have padding rows. The last tiled rows may be unused.
+
+    Args:
+      output: sum of the weighted values of each row; the weight of a key is `2**(score - maximum)`.
+      maximum: maximum of each row's scores, which are scaled by log2(e).
+      total: sum of each row's weights.
+      N: number of nodes that attend.
+      G: number of query heads per key head.
+      dtype: dtype of the result.
+      interpret: whether the kernel runs in the interpreter, which detects races.
     """
     splits, B, K, rows, H = output.shape
     nodes = rows // G
@@ -65,6 +74,6 @@ def merge_rows(
     maximum: Float[Array, "splits B K rows"],
     total: Float[Array, "splits B K rows"],
 ) -> Float[Array, "B K rows H"]:
-    """Merge splits in jnp: the specification of the kernel."""
+    """Merge splits in jnp; this function is the specification of the kernel."""
     weights = jnp.exp2(maximum - maximum.max(axis=0))
     return (output * weights[..., None]).sum(0) / (total * weights).sum(0)[..., None]

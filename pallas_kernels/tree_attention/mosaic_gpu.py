@@ -1,17 +1,17 @@
 """Tree attention for Hopper GPUs in Pallas' Mosaic GPU dialect.
 
-Decoding is bound by reading the cache, so the cache is divided into splits until every core of the
-GPU has one, and one program reads the keys and values of its split once for up to three tiles of 64
-query rows. More tiles take more programs, which start together so that they share reads through the
-L2 cache. A row is one of the G query heads of a key head at one attending node, ordered by head;
-nodes, and so rows, are padded to multiples of eight.
+Decoding is bound by reading the cache. So the cache is divided into splits until every core of the
+GPU has one. One program reads the keys and values of its split once, for up to three tiles of 64
+query rows. More tiles take more programs, which start together and share reads through the L2
+cache. A row is one query head at one attending node. The rows of a key head are ordered by its G
+query heads; nodes, and so rows, are padded to multiples of eight.
 
 Each program runs one warpgroup that copies blocks of keys and values into a ring buffer in shared
-memory, and two or three warpgroups that compute: one per tile, or two for a single tile, which take
-alternate blocks. The programs of the last split also process the keys of the tree, the only ones
-that need the mask, which is packed as bits, 32 nodes per word. Every program writes its
-unnormalised output with the running maximum and sum of the softmax in float32, and `merge` combines
-the splits.
+memory, and two or three warpgroups that compute. Each tile has one computing warpgroup, but a
+single tile has two, which take alternate blocks. The programs of the last split also process the
+keys of the tree. Only these keys need the mask, which is packed as bits, 32 nodes per word. Every
+program writes its unnormalised output with the running maximum and sum of the softmax in float32,
+and `merge` combines the splits.
 """
 
 import math
@@ -101,7 +101,7 @@ def _make_kernel(
     scale: float,
     interpret: bool,
 ) -> Any:
-    """Make the kernel: from table, lengths, heads, cache and mask words to results by split."""
+    """Make the kernel, a function of table, lengths, heads, cache and mask words."""
     B, K, G, nodes, H = shape
     rows, eights = G * nodes, nodes // EIGHT
     tiled_rows = plan.groups * plan.tiles * TILE
@@ -134,7 +134,7 @@ def _make_kernel(
         steps = past_steps + tree_steps
 
         def decided(step: Any) -> Any:
-            """Number of decided keys in a block."""
+            """Number of keys of cached tokens in a block."""
             return lax.min(length - (first + step) * BLOCK, BLOCK)
 
         @pl.when(warpgroup == plan.warpgroups)
@@ -337,7 +337,7 @@ def _columns() -> Any:
 
 
 def _seen(words_ref: Any, tree_step: Any) -> Any:
-    """Mask of the nodes of a block that the rows of a tile attend to; words_ref is [words TILE]."""
+    """Mask of the nodes of a block to which a tile's rows attend; words_ref is [words TILE]."""
 
     def spread(word: int) -> Any:
         of_rows = words_ref.at[tree_step * (BLOCK // WORD) + word]

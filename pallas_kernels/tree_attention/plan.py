@@ -26,7 +26,7 @@ class Plan(NamedTuple):
 
     @property
     def warpgroups(self) -> int:
-        """Number of computing warpgroups; one more copies."""
+        """Number of computing warpgroups; one further warpgroup copies."""
         return self.tiles * self.ways
 
     @property
@@ -52,14 +52,22 @@ def why_unsupported(
     if H not in (64, 128):
         return f"its head dimension must be 64 or 128, but is {H}"
     if window is not None:
-        return f"it has no window, but a window of {window} positions is asked for"
+        return f"it does not support a window, but the window is {window} positions"
     return None
 
 
 def make_plan(B: int, T: int, N: int, Q: int, K: int, S: int, H: int, cores: int) -> Plan:
     """Choose the fewest reads of the cache, then splits that keep every core equally busy.
 
-    T of the N nodes attend.
+    Args:
+      B: number of rows of the batch.
+      T: number of nodes that attend.
+      N: number of nodes.
+      Q: number of query heads.
+      K: number of key heads.
+      S: number of cache slots per row.
+      H: head dimension.
+      cores: number of cores of the GPU.
     """
     rows = _ceil_div(T, EIGHT) * EIGHT * Q // K
     row_tiles = _ceil_div(rows, TILE)

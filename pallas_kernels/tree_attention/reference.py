@@ -36,9 +36,9 @@ def reference(
 ) -> Float[Array, "B T Q H"]:
     """Implement `pallas_kernels.tree_attention.tree_attention`.
 
-    The tree comes first, then the cache block by block, from the first slot that any row attends to
-    until the end of the longest row. So the cost depends on the texts, and not on the size of the
-    cache.
+    Queries attend to the tree first, and then to the cache block by block, from the first slot that
+    any row attends to until the end of the longest row. So the cost depends on the lengths of the
+    texts, and not on the size of the cache.
     """
     B, T, Q, H = q.shape
     K = k_cache.shape[1]
@@ -47,7 +47,7 @@ def reference(
     depth = depths[..., -1]
 
     def head_major(x: Float[Array, "B nodes heads H"]) -> Float[Array, "B K M H"]:
-        """Group rows by key head; a key head has G query heads for queries, and 1 for keys."""
+        """Group the heads of x by key head: G each if x holds queries, 1 each if it holds keys."""
         nodes, heads = x.shape[1:3]
         x = x.reshape(B, nodes, K, heads // K, H).transpose(0, 2, 3, 1, 4)
         return x.reshape(B, K, heads // K * nodes, H)
@@ -101,7 +101,7 @@ def reference(
 def _block(
     cached: Float[Array, "pages K page H"], table: Int[Array, "B M"], index: Int[Array, ""] | int
 ) -> Float[Array, "B K block H"]:
-    """Gather the slots of a block for every row; arbitrary slots if a row has fewer pages."""
+    """Gather a block of slots for every row; a row with fewer pages gets arbitrary slots."""
     B, (_, K, _, H) = len(table), cached.shape
     places = jnp.minimum(index * _PAGES + jnp.arange(_PAGES), table.shape[1] - 1)
     # With a page of one head as one row, XLA for CPUs copies whole pages in the final order.

@@ -1,4 +1,4 @@
-"""Writing of new rows into the pages of several layers, in one kernel for all of them.
+"""Writes new keys or values into the cache pages of several layers, in one kernel for all layers.
 
 All implementations have the same interface; `reference` is the specification.
 """
@@ -21,15 +21,16 @@ def write_rows(
     *,
     implementation: Implementation | None = None,
 ) -> tuple[Shaped[Array, "pages K page H"], ...]:
-    """Return the layers with the rows of T tokens of each text at their pages and slots.
+    """Write rows for T tokens of each of B texts into every layer; return the new layers.
 
-    A compiled program writes in place if it does not read the layers afterwards.
+    A compiled program writes in place if it does not read the old layers afterwards.
 
     Args:
-      layers: arrays of one shape and dtype.
-      fresh: the new rows of each layer.
-      page: page of every token, at least 0; a token is not written if its page does not exist.
-      slot: slot of every token in its page. No two tokens have both the same page and slot.
+      layers: keys or values of each layer, in pages; all arrays have one shape and dtype.
+      fresh: new rows of each layer: K heads of H numbers for every token.
+      page: page number of every token, at least 0. A token is not written if its page does not
+        exist.
+      slot: slot of every token in its page. No two tokens may have the same page and slot.
       implementation: a named implementation, or None for the platform's best: "mosaic_gpu" on
         Hopper GPUs for supported shapes and dtypes, else "reference". "mosaic_gpu_interpret" runs
         the same kernel slowly on the CPU, with race detection.

@@ -1,8 +1,8 @@
 """Writing of rows into layers for Hopper GPUs in Pallas' Mosaic GPU dialect.
 
-The new rows of all layers are one array, which XLA gathers in one kernel. A program of one
-warpgroup writes the row of one token, all its heads, into one layer. Programs write different
-places and share nothing.
+XLA first stacks the new rows of all layers into one array, in one kernel. Then each program, of one
+warpgroup, writes all heads of one token into one layer. Programs write to different addresses and
+share nothing.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def mosaic_gpu(
 ) -> tuple[Shaped[Array, "pages K page H"], ...]:
     """Implement `pallas_kernels.write_rows.write_rows`; see `why_unsupported` for limits.
 
-    `cores` is not used; `interpret` runs on the CPU and detects races.
+    `cores` is not used. `interpret` runs the kernel on the CPU and detects races.
     """
     del cores
     pages, K, slots, H = layers[0].shape

@@ -1,13 +1,13 @@
-"""Which calls the kernel takes, decided by shapes."""
+"""The shapes and dtypes that the kernel takes."""
 
 from typing import Any
 
 THREADS = 128  # threads of a program, and numbers in a row of a head
-MOST_TOKENS = 256  # of more tokens, bytes and not launches take the time
+MOST_TOKENS = 256  # with more tokens, moving the bytes takes longer than launching
 
 
 def why_unsupported(page: Any, slot: Any, layers: Any, fresh: Any) -> str | None:
-    """Reason why the kernel cannot take these shapes and dtypes, a clause; None if it can."""
+    """The reason, as a clause, why the kernel cannot take these shapes and dtypes, or None."""
     del slot
     H, dtype = layers[0].shape[-1], layers[0].dtype
     if H != THREADS:

@@ -32,11 +32,12 @@ _UNSTATED = asdict(SamplingConfig()) | {"ignore_eos": False}
 
 
 def continue_file(arguments: argparse.Namespace) -> None:
-    """Append a row to the output for each prompt that has none yet; progress goes to stderr.
+    """Append a row, a JSON line, to the output for each prompt that has no row yet.
 
     A row holds the `prompt` with its `id` and `seed`, the `text` and its `tokens`, the number of
     target calls after prefill (`steps`), the `acceptance_length`, `ended_by` ("stop_token",
-    "stop_string" or "max_new_tokens"), and the `options` that decide the text.
+    "stop_string" or "max_new_tokens"), and the `options` that determine the text. Progress goes to
+    stderr.
 
     Raises:
       InputError: a value or a file cannot be used, or the output holds rows of other prompts or

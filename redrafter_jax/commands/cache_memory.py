@@ -19,10 +19,16 @@ _TYPICAL_TEXT = 4096
 
 
 def default_cache_memory(target: Target, costs: Sequence[CacheCost], slots: int) -> int:
-    """The default size in bytes of the cache on each device; `costs` are from `cache_costs`.
+    """Return the default size in bytes of the cache on each device.
 
-    It is a share of the device's free memory. If the device does not report its free memory, the
-    cache has room for texts of 4096 tokens in all slots, or of the target's limit if that is lower.
+    The default is a share of the device's free memory. If the device does not report its free
+    memory, the cache has room for a text of 4096 tokens in every slot, or of the target's limit if
+    that is lower.
+
+    Args:
+      target: the target, whose weights are already on the devices.
+      costs: bytes of the cache on each group of devices, from `cache_costs`.
+      slots: number of requests that decode together.
     """
     free = _free_memory()
     if free is not None:
@@ -33,10 +39,14 @@ def default_cache_memory(target: Target, costs: Sequence[CacheCost], slots: int)
 
 
 def longest_text(target: Target, costs: Sequence[CacheCost], memory: int) -> int:
-    """The maximum number of tokens of a text that fits into `memory` bytes on each device.
+    """Return the number of tokens of the longest text that fits into the cache.
 
-    It is at most the target's limit. The last token of a text is never cached. `costs` are from
-    `cache_costs`.
+    The number is at most the target's limit. The last token of a text needs no place in the cache.
+
+    Args:
+      target: the target, whose weights are already on the devices.
+      costs: bytes of the cache on each group of devices, from `cache_costs`.
+      memory: size in bytes of the cache on each device.
 
     Raises:
       InputError: the memory holds no page, or the device has less free memory.
@@ -57,6 +67,6 @@ def longest_text(target: Target, costs: Sequence[CacheCost], memory: int) -> int
 
 
 def _free_memory() -> int | None:
-    """Free bytes of a device; None if the device does not report them."""
+    """Return the free bytes of a device; None if the device does not report them."""
     told = jax.local_devices()[0].memory_stats() or {}
     return told["bytes_limit"] - told["bytes_in_use"] if "bytes_limit" in told else None

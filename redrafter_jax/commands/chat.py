@@ -1,4 +1,4 @@
-"""`chat`: a conversation with the target that keeps its cache between turns."""
+"""`chat`: holds a conversation with the target, and keeps the cache between turns."""
 
 import argparse
 import dataclasses
@@ -44,8 +44,8 @@ _HELP = """\
 /help             show this help
 /quit             end, as Ctrl-D does
 Ctrl-C stops an answer and keeps its text in the conversation. Every line is a message, and pasted
-text is one message; Alt-Enter starts a new line within a message. A message that begins with a
-slash is typed with two."""
+text is one message; Alt-Enter starts a new line within a message. Type // if a message begins with
+a slash."""
 _SEEDS = 2**31
 # Decode steps between two updates.
 _STEPS_PER_UPDATE = 2
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class _Conversation:
-    """The turns so far, with the models and the cache that will answer the next message."""
+    """The turns so far, and the models and the cache that will answer the next message."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._screen = Screen(arguments.color, by_origin=arguments.show)
@@ -168,7 +168,7 @@ class _Conversation:
 
     def _set_temperature(self, value: str) -> None:
         sampling = self._decoder.sampling
-        stays = f"it stays {sampling.temperature:g}."
+        stays = f"the temperature stays {sampling.temperature:g}."
         try:
             sampling = dataclasses.replace(sampling, temperature=float(value))
         except FieldError as error:
@@ -187,9 +187,9 @@ class _Conversation:
         room = self._context_length - len(prompt)
         if room < 1:
             raise InputError(
-                f"With this message the conversation has {len(prompt)} tokens, but it and its "
-                f"answer must fit into {self._context_length}; the message was not sent. Shorten "
-                "it, or start over with /reset."
+                f"With this message the conversation has {len(prompt)} tokens and leaves no room "
+                f"for an answer within --context-length {self._context_length}; the message was "
+                "not sent. Shorten it, or start over with /reset."
             )
         limit = min(room, self._longest_answer or room)
         steps = self._decoder.steps_per_update(_STEPS_PER_UPDATE)
@@ -231,7 +231,7 @@ class _Conversation:
     def _compile(self) -> float | None:
         """Compile prefill and one step before the first answer.
 
-        Returns the seconds per step without drafting, or None if these steps cannot be timed.
+        Returns the seconds per update without drafting, or None if such updates cannot be timed.
         """
         log(f"Compiling for {self._context_length} tokens of conversation ...")
         endless = self._decoder.format._replace(stop_tokens=())

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _quantization(arguments: argparse.Namespace) -> Quantization | None:
-    """The formats that the options set; None if nothing is to be quantized."""
+    """Return the formats that the options set; None if nothing is quantized."""
     form = arguments.quantize
     given = {part: getattr(arguments, f"quantize_{part}") for part in ("embedding", "head")}
     given = {part: value for part, value in given.items() if value is not None}

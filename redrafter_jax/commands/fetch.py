@@ -1,4 +1,4 @@
-"""`fetch`: downloads a small real model, by default SmolLM2, which commands use by default."""
+"""`fetch`: downloads a small real model, by default SmolLM2, the other commands' default target."""
 
 import argparse
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _report(parts: Parts) -> Iterator[Part]:
-    """Yield the parts, and report the start of each if there are several."""
+    """Yield the parts of the file, and report the start of each part if there are several."""
     for number, part in enumerate(parts, 1):
         if len(parts) > 1:
             log(f"Part {number} of {len(parts)} ...")

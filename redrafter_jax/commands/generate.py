@@ -73,7 +73,9 @@ def _read_prompt(argument: str) -> str:
         if argument == "-":  # sys.stdin is None if the parent process closed it
             prompt = sys.stdin.read() if sys.stdin else ""
     except UnicodeDecodeError as error:
-        raise InputError(f"The prompt on stdin is not UTF-8 text at byte {error.start}.") from None
+        raise InputError(
+            f"The prompt on stdin is not UTF-8 text at byte {error.start}; convert it to UTF-8."
+        ) from None
     if not prompt:
         raise InputError("The prompt is empty; it needs at least one character.")
     require_text(prompt, "The prompt")

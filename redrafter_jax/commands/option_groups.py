@@ -206,7 +206,7 @@ _UNITS = ["", "K", "M", "G", "T"]
 
 
 def size(text: str) -> int:
-    """Parse a size in bytes: 40GB is 40 * 1000^3 bytes, and 40GiB is 40 * 1024^3 bytes."""
+    """Parse a size and return its bytes: 40GB is 40 * 1000^3, and 40GiB is 40 * 1024^3."""
     stated = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(I?)B?", text.strip().upper())
     if stated is None:
         raise argparse.ArgumentTypeError(f"{text} is given; it must be a size such as 40GB")
@@ -226,12 +226,12 @@ def not_empty(problem: str) -> Callable[[str], str]:
 
 
 def option_of(field: str) -> str:
-    """Return the option that sets a field."""
+    """Return the option that sets a field, such as "--beam-width" for "beam_width"."""
     return "--" + field.replace("_", "-")
 
 
 def given_options(config: type, arguments: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
-    """Return the fields of a configuration whose options are given, with their values."""
+    """Return the fields whose options are given on the command line, with the given values."""
     values = {field.name: getattr(arguments, prefix + field.name) for field in fields(config)}
     return {name: value for name, value in values.items() if value is not None}
 

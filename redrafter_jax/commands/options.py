@@ -43,12 +43,14 @@ class TextDecoder(NamedTuple):
     Attributes:
       target: the target model.
       drafter: the drafter, checked for this target; None for autoregressive decoding.
-      tree: the shape of the drafter's trees, or the table of `python -m eval tune`.
-      adaptive: whether to decode without drafting while a tree costs more than it gains.
+      tree: the shape of the drafter's trees, or a table of shapes from `python -m eval tune`; None
+        if nothing is drafted.
+      adaptive: whether drafting stops while a tree costs more time than it saves.
       sampling: sampling settings of all rows.
       format: the tokenizer, the chat template, and what ends a continuation.
       grammar: the grammar that constrains the texts; None for no constraint.
-      mirror: how the next trees are drafted while the target verifies; None for afterwards.
+      mirror: settings for drafting the next trees while the target verifies; None drafts them
+        afterwards.
     """
 
     target: Target
@@ -61,7 +63,7 @@ class TextDecoder(NamedTuple):
     mirror: MirrorConfig | None = None
 
     def steps_per_update(self, most: int) -> int:
-        """Decode steps between two updates: 1 if stop strings can end a row, otherwise `most`."""
+        """Return the steps between two updates: 1 if stop strings can end a row, else `most`."""
         return 1 if self.format.stop_strings else most
 
     def stream(
@@ -73,7 +75,7 @@ class TextDecoder(NamedTuple):
         steps_per_yield: int = 1,
         kept_cache: KeptCache | None = None,
     ) -> Generator[Update]:
-        """Decode rows of tokens; see `redrafter_jax.stream`."""
+        """Decode prompts of token ids, one row for each; see `redrafter_jax.stream`."""
         return stream(
             self.target,
             self.drafter,
@@ -96,12 +98,13 @@ class TextDecoder(NamedTuple):
 def open_decoder(
     arguments: argparse.Namespace, files: TargetFiles, texts: Sequence[str], batch_size: int = 1
 ) -> TextDecoder:
-    """Load the models and settings that the options name; everything is checked before it compiles.
+    """Load the models and settings that the options name, and check them before any compilation.
 
     Args:
       arguments: the command's options.
       files: the target's files.
-      texts: messages or prompts. The first that the template can format shows how an answer ends.
+      texts: messages or prompts. The first one that the chat template accepts shows how an answer
+        ends.
       batch_size: number of rows that will be decoded together.
 
     Raises:
@@ -134,7 +137,7 @@ def _grammar_of(
 
 
 def read_schema(arguments: argparse.Namespace) -> Any:
-    """The JSON Schema of `--json-schema`; None if the option is not given."""
+    """Read the JSON Schema of `--json-schema`; return None if the option is not given."""
     if arguments.json_schema is None:
         return None
     try:
@@ -158,7 +161,7 @@ def load_prompt_format(
     Args:
       arguments: the command's options.
       files: the target's files.
-      texts: messages. The first that the template can format shows how an answer ends.
+      texts: messages. The first one that the chat template accepts shows how an answer ends.
       stops: strings that also end a continuation.
 
     Raises:
@@ -196,10 +199,13 @@ def _template_of(arguments: argparse.Namespace, files: TargetFiles) -> ChatTempl
 def find_drafting(
     arguments: argparse.Namespace, files: TargetFiles
 ) -> tuple["FoundDrafter | None", TreeConfig | TreeTable]:
-    """Find the drafter that the options name, without its weights, and its tree or table of trees.
+    """Find the drafter that the options name, and its tree or table of trees; load no weights.
 
-    The tree comes from the options, or else from the drafter's table. Settings that neither states
-    have the defaults of the drafter.
+    The tree comes from the options, or else from the drafter's table. If neither states a setting
+    of the tree, the setting has the drafter's default.
+
+    Returns:
+      The drafter, or None with --no-drafter, and the tree or the table.
 
     Raises:
       InputError: an option, the table or one of the drafter's files cannot be used.
@@ -207,7 +213,7 @@ def find_drafting(
     given = given_options(TreeConfig, arguments)
     idle = ", ".join(option_of(name) for name in given if name != "lookup_tokens")
     if idle and arguments.no_drafter:
-        raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave it out.")
+        raise InputError(f"Only a drafter's trees use {idle}; give --drafter, or leave {idle} out.")
     if arguments.no_drafter:
         return None, config_of(TreeConfig, arguments)
     from redrafter_jax.files.drafter_files import find_drafter  # all kinds' modules
@@ -218,9 +224,10 @@ def find_drafting(
 
 
 def adaptive_of(arguments: argparse.Namespace) -> bool:
-    """Whether decoding is adaptive: as `--adaptive` says.
+    """Return whether drafting stops while a tree costs more time than it saves.
 
-    By default it is, unless options set a tree or trees are drafted ahead.
+    `--adaptive` decides. Without this option the result is True, unless options set the tree or
+    `--mirror-layer` is given.
     """
     if arguments.adaptive is not None:
         return arguments.adaptive == "on"
@@ -228,10 +235,13 @@ def adaptive_of(arguments: argparse.Namespace) -> bool:
 
 
 def mirror_of(arguments: argparse.Namespace) -> MirrorConfig | None:
-    """How the next trees are drafted while the target verifies; None for afterwards.
+    """Return the settings for drafting the next trees while the target verifies.
+
+    The result is None without `--mirror-layer`: trees are then drafted after verification.
 
     Raises:
-      InputError: a value is outside its limits, or --mirror-layer is not given.
+      InputError: a value is outside its limits, or another mirror option is given without
+        `--mirror-layer`.
     """
     given = [option_of(MIRROR + name) for name in given_options(MirrorConfig, arguments, MIRROR)]
     layer = option_of(MIRROR + "layer")
@@ -247,7 +257,7 @@ def mirror_of(arguments: argparse.Namespace) -> MirrorConfig | None:
 def _tree_for(
     tree: TreeConfig | TreeTable, batch_size: int, temperature: float
 ) -> TreeConfig | TreeTable | None:
-    """The tree, or the nearest tree of a table, which is logged; None for no drafting."""
+    """Return the tree, or a table with only the nearest tree, and log it; None for no drafting."""
     if isinstance(tree, TreeConfig):
         return tree
     tuned = tree.nearest(batch_size, temperature)
@@ -279,6 +289,10 @@ def load_models(
       found: the drafter, as `find_drafting` returned it.
       tree: the shape of the trees, or a table of shapes; None for no drafter.
 
+    Returns:
+      The target; the drafter, which may be prompt lookup; and the trees. Drafter and trees are None
+      if nothing is drafted.
+
     Raises:
       InputError: a file cannot be used, or there are too few devices.
     """
@@ -291,7 +305,8 @@ def load_models(
     if parts < jax.device_count() and jax.process_count() > 1:
         raise InputError(
             f"--mesh-model is {parts}, but the {jax.process_count()} processes of this job have "
-            f"{jax.device_count()} devices; give that number, or start fewer processes."
+            f"{jax.device_count()} devices; give --mesh-model {jax.device_count()}, or start fewer "
+            "processes."
         )
     mesh = None if parts == 1 else make_mesh(model=parts)
     dtype = dtype_of(arguments)
@@ -311,5 +326,5 @@ def load_models(
 
 
 def dtype_of(arguments: argparse.Namespace) -> str:
-    """The dtype that the options name, or the default of the device."""
+    """Return the dtype that the options name, or the default of the device."""
     return arguments.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")

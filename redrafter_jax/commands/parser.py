@@ -65,7 +65,7 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _complete_models(arguments: argparse.Namespace, command: argparse.ArgumentParser) -> None:
-    """Without --target, use SmolLM2 from the cache folder, and no drafter unless one is given."""
+    """Without --target, set the target to the cached SmolLM2, by default without a drafter."""
     if arguments.target is None:
         if (path := find_cached()) is None:
             raise InputError(
@@ -205,7 +205,7 @@ def _add_serve(commands: Any) -> None:
         "--name", help="name of the model in the API (the last part of the target's path)"
     )
     group.add_argument("--log-prompts", action="store_true", help="also log the prompts")
-    add_fields(command.add_argument_group("how much"), ServeConfig)
+    add_fields(command.add_argument_group("limits"), ServeConfig)
     add_fields(command.add_argument_group("several engines behind one address"), ReplicaConfig)
     add_processes(command)
     add_tree(command)

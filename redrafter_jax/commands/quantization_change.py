@@ -1,4 +1,4 @@
-"""Measures how quantization changes a target's loss, most likely tokens and greedy text."""
+"""Measures how quantization changes a target's loss, its likeliest tokens and its greedy text."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ _WINDOW, _PROMPT, _CONTINUED, _TEXTS = 256, 32, 64, 8
 
 
 class _Reading(NamedTuple):
-    """A target's losses and most likely tokens at every position, and greedy continuations."""
+    """A target's loss and most likely token at every position, and its greedy continuations."""
 
     losses: Float[np.ndarray, " tokens"]
     choices: Int[np.ndarray, " tokens"]
@@ -29,7 +29,9 @@ class _Reading(NamedTuple):
 
 
 def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tokens"]:
-    """Tokenize the text of a file, in windows; tokens after the last whole window are left out.
+    """Tokenize a text file with the tokenizer of `source`, and cut the tokens into windows.
+
+    A window has 256 tokens. Tokens after the last whole window are left out.
 
     Raises:
       InputError: the file cannot be read, is not UTF-8 or has too few tokens, or the source is not
@@ -51,9 +53,14 @@ def read_windows(path: Path, source: str | Path) -> Int[np.ndarray, "windows tok
 def print_change(
     source: str | Path, quantized: Path, windows: Int[np.ndarray, "windows tokens"]
 ) -> None:
-    """Print how the quantized folder differs from its source on a text, both computed in float32.
+    """Print how the quantized target differs from its source on a text.
 
-    Only one of the two targets is in memory at a time.
+    Both targets are computed in float32, and only one of them is in memory at a time.
+
+    Args:
+      source: folder, GGUF file or hub id of the source.
+      quantized: folder of the quantized target.
+      windows: token ids from `read_windows`.
     """
     before, after = (_read(load_target(path, "float32"), windows) for path in (source, quantized))
     agreement = float(np.mean(before.choices == after.choices))
@@ -67,7 +74,7 @@ def print_change(
         f"the same at {agreement:.1%}."
     )
     print(
-        f"Of {len(before.greedy)} greedy continuations of {_CONTINUED} tokens {whole} are "
+        f"Of {len(before.greedy)} greedy continuations of {_CONTINUED} tokens, {whole} are "
         f"identical; {same} of {total} tokens come before the first difference."
     )
 

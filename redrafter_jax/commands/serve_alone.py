@@ -45,9 +45,15 @@ def make_server(
     model: ServedModel,
     where: str = "",
 ) -> Server:
-    """Build the server that the options ask for; from now on, SIGTERM ends it.
+    """Build the server that the options ask for, make SIGTERM end it, and log its address.
 
-    This logs the address and that programs are being compiled; `where` follows "compiling" there.
+    Args:
+      arguments: the command's options.
+      limits: limits on requests.
+      listening: the socket that the server will use.
+      engine: the engine.
+      model: the served model.
+      where: words that follow "compiling" in the log, such as " in 2 processes".
     """
     server = Server(
         engine,

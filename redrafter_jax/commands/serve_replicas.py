@@ -60,12 +60,16 @@ def serve(arguments: argparse.Namespace, limits: ServeConfig, replicas: ReplicaC
 
 
 def application(options: dict[str, Any]) -> Application:
-    """The application of these options of `redrafter serve`, for Ray Serve's configuration files.
+    """Build the application of `redrafter serve --replicas` for Ray Serve's configuration files.
 
-    A file names this function as `import_path` and has the options as `args`, such as
-    `{"target": "/models/target", "host": "0.0.0.0", "slots": 8}`. A flag has the value true; what
-    is false or null is left out. Ray Serve listens at the address of `http_options`; `host` repeats
-    it, because by default the endpoint answers only requests that name this machine.
+    A file names this function as `import_path`. Its `args` are the options, such as
+    `{"target": "/models/target", "host": "0.0.0.0", "slots": 8}`.
+
+    Args:
+      options: options of `redrafter serve`, without dashes. A flag has the value true; options with
+        the value false or null are left out. Ray Serve itself listens at the address in the file's
+        `http_options`. `host` must repeat this address, because by default the endpoint answers
+        only requests that name this machine.
 
     Raises:
       InputError: `host` is missing, or an option or a file cannot be used.
@@ -78,8 +82,8 @@ def application(options: dict[str, Any]) -> Application:
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     if "--host" not in words:
         raise InputError(
-            "args has no host, without which the endpoint would refuse requests from other "
-            "machines; give the host of http_options, such as host: 0.0.0.0."
+            "args has no host, so the endpoint would refuse requests from other machines; give the "
+            "host of http_options, such as host: 0.0.0.0."
         )
     arguments = read_arguments(words)
     _check_files(arguments)

@@ -1,6 +1,6 @@
 """`serve` with one engine whose mesh has devices of several processes.
 
-Process 0 runs the HTTP server and leads; the other processes follow its engine.
+Process 0, the leader, runs the HTTP server; the other processes repeat the calls of its engine.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _PACKAGES = ("redrafter-jax", "jax", "jaxlib", "llguidance")
 
 
 def serve_together(arguments: argparse.Namespace, limits: ServeConfig) -> None:
-    """Serve, or follow the process that serves, until one of the processes gets SIGTERM or Ctrl-C.
+    """Serve, or follow the process that serves, until any of the processes gets SIGTERM or Ctrl-C.
 
     Raises:
       InputError: an argument or a file cannot be used.
@@ -72,7 +72,7 @@ def _check_same(arguments: argparse.Namespace, link: Leader | Follower) -> None:
         if versions.get(name) != value:
             raise InputError(
                 f"{name} is {versions.get(name) or 'not installed'} in this process and "
-                f"{value or 'not installed'} in process 0; install the same version for all."
+                f"{value or 'not installed'} in process 0; install the same version in all."
             )
     own = {name: value for name, value in vars(arguments).items() if name not in _OWN}
     for name, value in link.agree(own).items():
@@ -105,7 +105,7 @@ def _lead(arguments: argparse.Namespace, limits: ServeConfig, link: Leader) -> N
             link.end()
             jax.distributed.shutdown()
     if server.failed:
-        raise link.lost or RuntimeError("see the log above")
+        raise link.lost or RuntimeError("the engine has failed; see the log above")
 
 
 def _follow(arguments: argparse.Namespace, link: Follower) -> None:

@@ -40,7 +40,10 @@ def warn_if_open(arguments: argparse.Namespace) -> None:
 def warn_if_no_chat(arguments: argparse.Namespace, form: PromptFormat) -> None:
     """Warn about a model without a chat template, unless the options ask for none."""
     if form.template is NO_TEMPLATE and arguments.chat_template is None:
-        log("No chat template, so only /v1/completions answers; --chat-template names one.")
+        log(
+            "This model has no chat template, so only /v1/completions answers; name a template "
+            "with --chat-template."
+        )
 
 
 def load_served[Kind: Engine](
@@ -53,8 +56,8 @@ def load_served[Kind: Engine](
     Args:
       arguments: the command's options.
       make: function that makes the engine; it takes the arguments of `Engine`.
-      least: function that gets the bytes of the cache in this process and returns the least of all
-        processes, because their devices may have different amounts of free memory.
+      least: function from the bytes of the cache in this process to the minimum over all processes,
+        whose devices may have different amounts of free memory.
 
     Raises:
       InputError: an argument or a file cannot be used.
@@ -89,7 +92,7 @@ def load_served[Kind: Engine](
 
 
 def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> ToolFormat | None:
-    """The format of tool calls, from --tool-parser or from the chat template; None if unknown."""
+    """Return the format of tool calls, from --tool-parser or the template; None if unknown."""
     template = prompt_format.template
     if arguments.tool_parser and not template.tools:
         raise InputError(
@@ -103,7 +106,7 @@ def _tools_of(arguments: argparse.Namespace, prompt_format: PromptFormat) -> Too
 
 
 def fingerprint(target: Target) -> str:
-    """A digest of everything besides the request that can change rounding, and so the text."""
+    """Return a digest of everything, besides the request, that can change rounding and the text."""
     # In a quantized target only the norms have the dtype of activations.
     arrays = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(target)]
     versions = [version(package) for package in ("redrafter-jax", "jax", "jaxlib")]

@@ -27,7 +27,7 @@ _ROOT_ALONE = TreeTable("", "", (TunedTree(1, 0.0, None, 1.0, 1.0),))
 
 
 def describe_speed(result: Generation, tokens_per_second: float | None) -> str:
-    """Describe the decoding of row 0 in one line of statistics."""
+    """Describe the decoding of row 0 in one line: tokens, speed, acceptance length and calls."""
     count, calls = len(result.tokens[0]), result.steps[0]
     speed = "" if tokens_per_second is None else f" {tokens_per_second:.1f} tokens/s,"
     return (
@@ -53,7 +53,7 @@ def describe_shortly(
 
 
 def describe_acceptance(result: Generation, rows: int) -> str:
-    """Describe the acceptance length, and each drafter's share of it if several drafters draft.
+    """Describe the acceptance length, and the share of each source of drafts if there are several.
 
     Only the first `rows` rows count.
     """
@@ -68,9 +68,10 @@ def describe_acceptance(result: Generation, rows: int) -> str:
 def describe_cost(result: Generation, cost: float) -> str:
     """Describe the speed-up of row 0 in a sentence.
 
-    `cost` is the time of a target call, in calls of the baseline. If prompt lookup is the source of
-    the speed-up, or text that repeats itself, the sentence says so. A call that verifies drafts
-    cannot be faster than a call of the baseline, so a cost below 1 is noise and counts as 1.
+    `cost` is the time of a target call divided by the time of a baseline call. The sentence says so
+    if most accepted tokens come from prompt lookup, or if the text repeats itself. A call that
+    verifies drafts cannot be faster than a baseline call, so a cost below 1 is noise and counts as
+    1.
     """
     speed_up = result.acceptance_length / max(cost, 1.0)
     sentence = f"a call takes {cost:.2f} times as long as the baseline's; speed-up {speed_up:.2f}"
@@ -93,9 +94,9 @@ def describe_cost(result: Generation, cost: float) -> str:
 
 
 def update_seconds(stamps: Sequence[float]) -> float | None:
-    """The median seconds per update, from the times at which updates ended.
+    """Return the median seconds per update, from the times at which updates ended.
 
-    None if there are too few updates.
+    The result is None if there are fewer than three updates after the first.
     """
     updates = [after - before for before, after in pairwise(stamps)]
     return median(updates) if len(updates) >= _UPDATES else None
@@ -108,7 +109,7 @@ class ShownText(NamedTuple):
       text: the text of row 0.
       update: the last update; None if there was none.
       stamps: clock times in seconds at which updates ended; the first update is prefill.
-      counts: number of tokens decoded by each of these times.
+      counts: number of tokens decoded up to each of these times.
     """
 
     text: str
@@ -165,12 +166,12 @@ def baseline_seconds(
 ) -> float | None:
     """Measure the median seconds per update of the baseline, without compiling.
 
-    Returns None if the decoder is the baseline itself, if a grammar constrains it and may end the
-    text, or if `room` is too small.
+    Returns None if the decoder is the baseline itself, if a grammar may end its text, or if `room`
+    is too small.
 
     Args:
       decoder: decoder whose updates are compared with those of the baseline.
-      prompt: token ids of the decoder's prompt, because the time of a step grows with the text.
+      prompt: token ids of the decoder's prompt; the time of a step grows with the text.
       room: number of tokens in the cache, including the prompt.
       steps_per_update: decode steps per update of the decoder.
       kept_cache: a cache to reuse; its text is overwritten.

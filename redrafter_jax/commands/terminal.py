@@ -34,7 +34,7 @@ When = Literal["auto", "always", "never"]
 
 
 def visible(text: str) -> str:
-    """Return the text with its control characters replaced, because a terminal would obey them."""
+    """Return the text with symbols for control characters, which a terminal would obey."""
     return text.translate(_PICTURES)
 
 
@@ -80,9 +80,12 @@ class Screen:
         self._word, self._word_cells = "", 0
 
     def write(self, text: str, gained: int = 1, origin: str | None = None) -> None:
-        """Write a piece of an answer that `origin` proposed.
+        """Write a piece of an answer.
 
-        `gained` is the number of tokens that the target call of this piece gained.
+        Args:
+          text: text of the piece.
+          gained: number of tokens that the target call of this piece gained.
+          origin: source that proposed the piece; None for the target.
         """
         if self._is_terminal:
             text = visible(text)
@@ -97,7 +100,7 @@ class Screen:
         self._out.flush()
 
     def legend(self) -> str:
-        """The meaning of the colours; "" if text is not coloured."""
+        """Return a sentence with the meaning of the colours; "" if text is not coloured."""
         if not self._coloured:
             return ""
         if self.by_origin:
@@ -190,7 +193,7 @@ def read_messages() -> Iterator[str]:
 
 
 def _editor() -> Any:
-    """A prompt with line editing and a history that is kept between sessions."""
+    """Make a prompt with line editing and a history that is kept between sessions."""
     os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # some terminals answer CPR requests late
     # Imported here because it is slow, and only terminals need it.
     from prompt_toolkit import PromptSession
@@ -213,7 +216,7 @@ def _editor() -> Any:
 
 @contextmanager
 def ctrl_c_event() -> Generator[Event]:
-    """An event that the first Ctrl-C sets; a second Ctrl-C raises KeyboardInterrupt as usual."""
+    """Yield an event that the first Ctrl-C sets; a second Ctrl-C raises KeyboardInterrupt."""
     pressed = Event()
     before = signal.getsignal(signal.SIGINT)
 

@@ -11,10 +11,10 @@ from redrafter_jax.text.tool_styles import STYLES
 
 
 def encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
-    """Tokenize the prompt of a chat request; the result is a list with one row.
+    """Tokenize the messages of a chat request; return a list with one prompt, as token ids.
 
     Raises:
-      ApiError: the chat template does not support a part of the request.
+      ApiError: there is no chat template, or it does not support a part of the request.
     """
     model = service.model
     if model.format.template is NO_TEMPLATE:
@@ -42,14 +42,14 @@ def encode_chat(service: Service, request: ChatRequest) -> list[list[int]]:
 
 
 def _check_tools(model: ServedModel, request: ChatRequest, turns: list[dict[str, Any]]) -> None:
-    """Refuse tools if the template cannot write them, or if calls of tools cannot be recognised."""
+    """Refuse tools if the template cannot write them, or if the format of tool calls is unknown."""
     of_tools = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
     for field, given in (("tools", request.offered), ("messages", of_tools)):
         if given and not model.format.template.tools:
             raise ApiError(
                 400,
-                f"The chat template of {model.name} does not support tools; leave tools out, or "
-                "start the server with another --chat-template.",
+                f"The chat template of {model.name} does not support tools; leave tools, calls of "
+                "tools and their results out, or start the server with another --chat-template.",
                 field=field,
             )
     if request.offered and model.tools is None:

@@ -19,8 +19,8 @@ class Spelling(NamedTuple):
     """The spelling of a token within a text.
 
     Attributes:
-      text: the token's text, with replacement characters for incomplete characters.
-      raw: the token's bytes.
+      text: the token's text, with U+FFFD in place of incomplete characters.
+      raw: the token's bytes; empty for special tokens and end tokens.
     """
 
     text: str
@@ -28,22 +28,23 @@ class Spelling(NamedTuple):
 
     @property
     def escaped(self) -> str:
-        """The text; for incomplete characters, the bytes in the notation of OpenAI's API."""
+        """The text, or OpenAI's `bytes:` notation of the bytes if a character is incomplete."""
         if UNDECODABLE not in self.text:
             return self.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
 
 
 class Piece(NamedTuple):
-    """The part of an answer that one step adds.
+    """The part of an answer that one event of the engine adds.
 
     Attributes:
       text: new text of the answer, which later tokens cannot change.
       tokens: new tokens of the answer.
-      finish: the reason why the answer ends here; None while it goes on.
-      speculation: counts of drafts over the whole answer, if the answer ends here; None otherwise.
-      prompt: tokens of the prompt from the second on, in the first piece and if the request asks
-        for log-probabilities of the prompt.
+      finish: "stop" or "length" if the answer ends with this piece; None otherwise.
+      speculation: counts of drafts over the whole answer, if the answer ends with this piece; None
+        otherwise.
+      prompt: the prompt's tokens with their log-probabilities, from the second token on. Empty
+        unless this is the first piece and the request asks for `prompt_logprobs`.
     """
 
     text: str
@@ -60,10 +61,14 @@ class Choice:
       tokenizer: the target's tokenizer.
       prompt: token ids of the prompt.
       stop: strings that end the answer.
-      gap: text that the chat template writes between the generation prompt and the answer; it is
-        left out.
-      spell: function from a token id to its spelling; by default the spelling of the tokenizer.
-      min_tokens: number of tokens before stop strings are looked for.
+      gap: text that the chat template puts between the generation prompt and the answer; it is
+        removed from the start of the answer.
+      spell: function from a token id to the token's spelling; by default
+        `token_spellings(tokenizer)`.
+      min_tokens: number of first tokens whose text is not searched for stop strings.
+
+    Attributes:
+      ended: whether the answer has ended.
     """
 
     def __init__(
@@ -87,13 +92,13 @@ class Choice:
         """Return the piece that an event adds to the answer; a stop string ends the answer.
 
         Raises:
-          InputError: the target's scores are not finite, the grammar has failed, or the tokenizer
-            changes text when further tokens follow.
+          InputError: the target's scores are not finite, the grammar has failed, or later tokens
+            change text that was already decoded.
         """
         if event.ended == "not numbers":
             raise InputError(
-                "The target's scores are NaN or infinite, so it cannot choose a token; the log of "
-                "the server has the details."
+                "The target's scores are NaN or infinite, so no token can be chosen; the server's "
+                "log has the details."
             )
         if event.ended == "grammar":
             raise InputError("The grammar is too complex for llguidance; give a simpler one.")
@@ -128,7 +133,7 @@ class Choice:
         return kept
 
     def _raw(self, token: int) -> bytes:
-        """The bytes that a token adds to the answer."""
+        """Return the bytes that a token adds to the answer."""
         raw = self._spell(token).raw
         if raw and self._at_start:  # decoders may drop a space at the start of a text
             alone = self._decode([token])
@@ -141,10 +146,10 @@ class Choice:
 
 
 def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[[int], Spelling]:
-    """Return the function from a token id to its spelling within a text.
+    """Return a function from a token id to the token's spelling within a text.
 
-    Some decoders spell the first token of a text differently, so tokens are spelled after another
-    one. Special tokens and end tokens have a text but no bytes.
+    Some decoders spell the first token of a text differently, so a token is spelled after a copy of
+    itself. Special tokens and the end tokens `ends` have a text but no bytes.
     """
     silent = {*special_tokens(tokenizer), *ends}
 
@@ -164,9 +169,9 @@ def token_spellings(tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Callable[
 
 
 def _raw_bytes(entry: str) -> bytes | None:
-    """The bytes that a vocabulary entry stands for; None for entries of another kind.
+    """Return the bytes that a vocabulary entry stands for; None if it has neither notation.
 
-    SentencePiece writes a byte as `<0xE2>`, and GPT-2 writes one character for each byte.
+    SentencePiece writes a byte as `<0xE2>`. GPT-2 writes one character for each byte.
     """
     if named := re.fullmatch("<0x([0-9A-Fa-f]{2})>", entry):
         return bytes.fromhex(named[1])
@@ -176,7 +181,7 @@ def _raw_bytes(entry: str) -> bytes | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes, mapped to the bytes.
+    """Return GPT-2's characters for bytes, mapped to the bytes.
 
     Printable characters of Latin-1 stand for themselves; other bytes get the characters from U+0100
     on, in order.

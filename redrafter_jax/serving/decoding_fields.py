@@ -19,7 +19,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_biases(value: Any) -> Any:
-    """Convert biases by token id; JSON writes the ids as strings."""
+    """Convert the keys of `logit_bias` to integers; JSON writes token ids as strings."""
     if not isinstance(value, dict):
         return value
     if wrong := next((name for name in value if not (str(name).isdecimal())), None):
@@ -31,18 +31,20 @@ class DecodingFields(Fields):
     """The fields that requests of all kinds share.
 
     `top_p`, `top_k`, `min_p`, the penalties, `logit_bias` and `min_tokens` have the meaning that
-    `SamplingConfig` documents. Extensions are fields that OpenAI's API lacks; `repetition_penalty`
-    and `min_tokens` are extensions too.
+    `SamplingConfig` documents. Extensions are fields that OpenAI's API lacks; `top_k`, `min_p`,
+    `repetition_penalty` and `min_tokens` are extensions too.
 
     Attributes:
-      model: the name that /v1/models returns.
+      model: name of the served model, which /v1/models returns.
       temperature: temperature of `SamplingConfig`; 1 by default, as in OpenAI's API.
-      ignore_eos: whether the target's end tokens leave an answer unfinished, so that only `stop`
-        and the limit on new tokens end it. An extension.
-      seed: seed of the first choice; choice i has the seed `seed + i`. Random by default.
-      stop: strings that end an answer; a string may be a special token.
+      ignore_eos: whether decoding continues after the target's end tokens. If so, only `stop` and
+        the limit on new tokens end an answer. An extension.
+      seed: seed of the first choice; choice i has the seed `seed + i`, modulo 2^31. Random by
+        default.
+      stop: a string or up to four strings that end an answer; a string may be a special token.
       stream: whether to send the answer while it is decoded, as server-sent events.
-      priority: requests with a lower priority are admitted first. An extension, as in vLLM.
+      priority: number that orders the queue; a request with a lower number is decoded earlier. An
+        extension, as in vLLM.
       speculation: False decodes without a drafter; the text is the same. An extension.
     """
 

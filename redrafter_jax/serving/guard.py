@@ -1,4 +1,4 @@
-"""Checks of every request before it is read: host name, API key, size and time."""
+"""Checks of every HTTP request: host name, API key, and the size and arrival time of the body."""
 
 import asyncio
 import hmac
@@ -14,7 +14,7 @@ _OPEN = ("/", "/health")
 
 
 class Guard:
-    """ASGI middleware that refuses requests before their bodies are read.
+    """ASGI middleware that refuses a wrong host name, a wrong API key or too large a body.
 
     Args:
       app: the application that answers accepted requests.
@@ -22,7 +22,8 @@ class Guard:
       hosts: host names, without a port, that requests may name; None allows any. The check prevents
         DNS rebinding, in which the name of another site points to this machine.
       max_body: limit on the bytes of a request's body.
-      on_refusal: function that is called with the path and the error of a refused request.
+      on_refusal: function that is called with the path and the error of a request that is refused
+        before its body is read.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class Guard:
         await self._app(scope, receive_within_limit, send)
 
     def end(self, seconds: float) -> None:
-        """Refuse requests whose bodies are still incomplete after `seconds`.
+        """Refuse requests whose bodies are still incomplete `seconds` after this call.
 
-        The server calls this in its event loop when it ends.
+        The server calls this method in its event loop when it shuts down.
         """
         self._read_until = asyncio.get_running_loop().time() + seconds
         for limit in self._reading:
@@ -96,7 +97,7 @@ class Guard:
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self._hosts is not None and name.lower() not in self._hosts:
             names = " or ".join(self._hosts)
-            return ApiError(403, f"The host {name!r} is not allowed; connect as {names}.")
+            return ApiError(403, f"The host {name!r} is not allowed; use {names} in the URL.")
         if self._api_key is not None and path not in _OPEN:
             kind, _, key = headers.get("authorization", "").partition(" ")
             # Compare in constant time, so that the key cannot be guessed byte by byte.
@@ -116,6 +117,7 @@ class Guard:
     def _too_large(self) -> ApiError:
         return ApiError(
             413,
-            f"The body is larger than {self._max_body} bytes; send fewer bytes.",
+            f"The body is larger than {self._max_body} bytes; send fewer bytes, or start the "
+            "server with a larger --max-body.",
             code="body_too_large",
         )

@@ -1,4 +1,4 @@
-"""Jobs: an HTTP request becomes requests of the engine, and their events become text."""
+"""Jobs, which turn an HTTP request into engine requests, and the engine's events into text."""
 
 import asyncio
 import math
@@ -29,19 +29,19 @@ _LONGEST_WAIT = 60
 
 @dataclass
 class Job:
-    """The choices of one request, which are decoded together.
+    """The choices (answers) of one HTTP request, which are decoded together.
 
     Attributes:
       service: the service that answers the request.
-      event_queue: the queue of the engine's events.
-      choices: the choices, by their index in the request.
+      event_queue: queue of the engine's events for the choices.
+      choices: the text converter of each choice, by the choice's index in the request.
       seed: seed of the first choice.
       prompt_tokens: number of tokens of all prompts together.
       choices_each: number of choices per prompt.
       began: arrival time of the request on the monotonic clock, in seconds.
       cached_tokens: number of prompt tokens that were already cached when the first choice of each
         prompt began.
-      completion_tokens: number of tokens decided so far.
+      completion_tokens: number of new tokens so far, over all choices.
       outcome: how the request ended; "client_gone" until the outcome is known.
     """
 
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The counts of tokens, in the form in which answers state them."""
+        """The counts of tokens, as in the field `usage` of OpenAI's answers."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -70,7 +70,8 @@ class Job:
         """Yield the index of a choice and its next piece, until all choices have ended.
 
         Raises:
-          ApiError: the deadline has passed, or the engine has ended.
+          ApiError: the deadline has passed, the engine has ended, or a choice cannot be converted
+            to text.
         """
         metrics, unfinished = self.service.metrics, len(self.choices)
         times = [_Times(self.began) for _ in self.choices]
@@ -108,7 +109,7 @@ class Job:
             raise ApiError(500, str(error)) from None
 
     def end(self) -> None:
-        """Cancel unfinished choices, and add the tokens to the metrics."""
+        """Cancel unfinished choices, and add the number of new tokens to the metrics."""
         self.service.worker.cancel(self.event_queue)
         self.service.metrics.completion_tokens.inc(self.completion_tokens)
 
@@ -134,7 +135,7 @@ class _Times:
         self._calls = piece.tokens[-1].call
 
     def observe(self, metrics: Metrics) -> None:
-        """Record the times, once the choice has ended."""
+        """Add the times to the metrics, after the choice has ended."""
         if self._after_first:
             metrics.output_token.observe((self._last - self._first) / self._after_first)
         if self._calls:
@@ -142,7 +143,10 @@ class _Times:
 
 
 def check(service: Service, request: BaseRequest) -> None:
-    """Refuse a request with `ApiError` if it can be refused before its prompts are tokenized."""
+    """Refuse a request with `ApiError` if the engine is not ready or a number is out of range.
+
+    These checks do not need the tokenized prompts.
+    """
     status, limits = service.worker.status, service.limits
     if status in ("failed", "closed"):
         raise server_ends()
@@ -158,7 +162,7 @@ def check(service: Service, request: BaseRequest) -> None:
         raise ApiError(
             400,
             f"{request.prompt_field} and n ask for {choices} answers, but a request may have "
-            f"{limits.choices}; ask for fewer.",
+            f"{limits.choices} at most; ask for fewer.",
             field="n",
         )
     own = "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs"
@@ -174,7 +178,7 @@ def check(service: Service, request: BaseRequest) -> None:
         raise ApiError(
             400,
             f"logit_bias holds token {token}, outside the vocabulary of "
-            f"{service.worker.vocab_size} tokens.",
+            f"{service.worker.vocab_size} tokens; leave it out.",
             field="logit_bias",
         )
 
@@ -186,13 +190,19 @@ async def start_job(
     began: float,
     gap: str = "",
 ) -> Job:
-    """Submit to the engine a request that has passed `check`.
+    """Submit a request that has passed `check` to the engine.
 
-    Each of its prompts, given as token ids, gets `request.n` choices. The deadline counts from
-    `began`, a time of the monotonic clock. `gap` is the text that `Choice` leaves out.
+    Args:
+      service: the service that answers the request.
+      request: the request; each of its prompts gets `request.n` choices.
+      prompts: token ids of each prompt.
+      began: arrival time of the request on the monotonic clock, in seconds; the deadline counts
+        from this time.
+      gap: text that `Choice` removes from the start of each answer.
 
     Raises:
-      ApiError: the request does not fit, the queue is full, or the engine has ended.
+      ApiError: a value is out of range, a prompt is too long, the queue is full, or the engine has
+        ended.
     """
     seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
     try:
@@ -247,7 +257,7 @@ async def start_job(
 
 
 def _compile(service: Service, request: BaseRequest) -> CompiledGrammar | None:
-    """Compile the grammar of the answer; None without one. A large schema takes a second."""
+    """Compile the request's grammar, if any; a large schema takes a second."""
     if request.form is None:
         return None
     field, grammar = request.form
@@ -275,7 +285,7 @@ def _sampling(request: BaseRequest) -> SamplingConfig:
 
 
 def _limit(service: Service, request: BaseRequest, prompt: Sequence[int]) -> int:
-    """The limit on an answer's new tokens: the requested one, or the room after the prompt."""
+    """Return the requested limit on new tokens, or the number that fits after the prompt."""
     most = service.model.context_length
     limit = request.max_tokens or max(1, most - len(prompt))
     if len(prompt) + limit > most:
@@ -288,8 +298,8 @@ def _limit(service: Service, request: BaseRequest, prompt: Sequence[int]) -> int
         raise ApiError(
             400,
             f"{request.prompt_field} has {len(prompt)} tokens and {limit} new {ones} asked for, "
-            f"but an answer and its prompt have room for {most}; shorten the prompt, or ask for "
-            "fewer.",
+            f"but prompt and answer together have room for {most}; shorten the prompt, or ask "
+            "for fewer new tokens.",
             field=blamed,
             code="context_length_exceeded",
         )

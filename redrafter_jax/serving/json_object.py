@@ -17,7 +17,7 @@ class JsonObject:
     Attributes:
       length: number of characters read so far.
       ended: whether the object is complete.
-      broken: whether the next character is not valid JSON.
+      broken: whether reading has stopped before a character that JSON does not allow.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,10 @@ class JsonObject:
         self._values: dict[str, Any] = {}
 
     def push(self, text: str, begin: int) -> int:
-        """Read `text` from index `begin` on; return the index where the object or the text ends."""
+        """Read `text` from index `begin` on; return the index after the last character read.
+
+        Reading stops at the end of the text, at the end of the object, or if the object is broken.
+        """
         shift, at = self.length - begin, begin
         while at < len(text) and not self.ended:
             if self._in_string:
@@ -63,20 +66,20 @@ class JsonObject:
         self.length = end + shift
 
     def part(self, begin: int, end: int) -> str:
-        """The text of the object between two indices."""
+        """Return the text of the object from index `begin` up to index `end`, which is excluded."""
         self._text.seek(begin)
         return self._text.read(max(0, end - begin))
 
     def span(self, key: str) -> tuple[int, int] | None:
-        """The start and the end of a key's value in the text read so far; None if it has not begun.
+        """Return the start and the end of a key's value; None if the value has not begun.
 
-        The end is exclusive. An unfinished value ends where the text ends.
+        The end is exclusive. An unfinished value ends where the text read so far ends.
         """
         begin, end = self._spans.get(key, (None, None))
         return None if begin is None else (begin, self.length if end is None else end)
 
     def value(self, key: str) -> Any:
-        """The value of a key; None if it is incomplete or not JSON."""
+        """Return the parsed value of a key; None if the value is incomplete or not JSON."""
         begin, end = self._spans.get(key, (0, None))
         if end is None:
             return None
@@ -100,7 +103,7 @@ class JsonObject:
         return found.end()
 
     def _take_mark(self, mark: str, at: int) -> bool:
-        """Read a character outside of strings; return whether JSON allows it here."""
+        """Read a character outside of strings; return whether JSON allows such a character."""
         match mark:
             case '"':
                 self._in_string = True
@@ -126,7 +129,7 @@ class JsonObject:
         return True
 
     def _end_value(self, at: int) -> None:
-        """End the value of the current key at an index, unless it has already ended."""
+        """End the value of the current key at index `at`, unless the value has already ended."""
         self._awaits = False
         if self._key in self._spans:
             begin, end = self._spans[self._key]

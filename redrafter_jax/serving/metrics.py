@@ -29,11 +29,11 @@ class Metrics(RequestCounts, Collector):
         histogram = partial(Histogram, buckets=_SECONDS, **named)
         self.completion_tokens = count("completion_tokens", "Tokens of answers.")
         self.queue = histogram(
-            "queue_seconds", "Seconds from a request to the admission of its prompt into a slot."
+            "queue_seconds", "Seconds from the arrival of a request until it gets a slot."
         )
         self.first_token = histogram(
             "time_to_first_token_seconds",
-            "Seconds from a request to the first token of an answer, the queue included.",
+            "Seconds from the arrival of a request to an answer's first token, the queue included.",
         )
         self.output_token = histogram(
             "time_per_output_token_seconds",
@@ -47,11 +47,11 @@ class Metrics(RequestCounts, Collector):
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics that are read from the engine."""
+        """Yield the metrics that are read from the engine."""
         engine, sums = self._engine, self._engine.counters
         mirror = MirrorCounts() if engine.mirror is None else engine.mirror.counts
         for name, text, value in (
-            ("active_slots", "Requests that have a slot.", engine.active),
+            ("active_slots", "Requests that have a slot in the batch.", engine.active),
             ("waiting_requests", "Requests that wait for a slot.", engine.waiting),
             ("cache_pages", "Pages of the cache.", engine.pages),
             ("cache_page_tokens", "Tokens that a page of the cache holds.", PAGE),
@@ -71,17 +71,17 @@ class Metrics(RequestCounts, Collector):
         for name, text, value in (
             (
                 "target_calls",
-                "Target calls, counted once for every row decoded.",
+                "Target calls, counted once for every request that a call decodes.",
                 sums.target_calls,
             ),
             (
                 "drafted_calls",
-                "Target calls with a draft to verify, counted once for every row decoded.",
+                "Target calls with a draft to verify, counted once for every request with a draft.",
                 sums.drafted_calls,
             ),
             (
                 "gained_tokens",
-                "Tokens gained by target calls; divided by target_calls, the acceptance length.",
+                "Tokens gained by target calls; over target_calls, this is the acceptance length.",
                 sums.gained,
             ),
             (
@@ -89,7 +89,7 @@ class Metrics(RequestCounts, Collector):
                 "Number of times that a request lost its slot because cache pages ran out.",
                 engine.preemptions,
             ),
-            ("steps", "Decode steps, whatever their number of rows.", sums.steps),
+            ("steps", "Decode steps, counted once for the whole batch.", sums.steps),
             ("prompt_tokens", "Prompt tokens of requests that got a slot.", sums.prompt_tokens),
             (
                 "reused_prompt_tokens",
@@ -98,12 +98,12 @@ class Metrics(RequestCounts, Collector):
             ),
             (
                 "mirror_outcomes",
-                "Decode steps of rows that go on, with drafting while the target verifies.",
+                "Times that a request needed its next tree, with --mirror-layer.",
                 mirror.outcomes,
             ),
             (
                 "mirror_prepared",
-                "Those of mirror_outcomes whose next tree was ready.",
+                "Times in mirror_outcomes at which the next tree had been drafted ahead.",
                 mirror.prepared,
             ),
         ):
@@ -116,7 +116,7 @@ class Metrics(RequestCounts, Collector):
         for name, text, label, counts in (
             (
                 "drafted_tokens",
-                "Nodes that a drafter proposed.",
+                "Tree nodes that a drafter proposed.",
                 "drafter",
                 {drafter: sums.drafted[drafter] for drafter in by},
             ),

@@ -24,8 +24,17 @@ _LOWEST = -9999.0
 class Answer(ABC):
     """The JSON objects of the answer to one request.
 
+    Args:
+      service: the service that answers the request.
+      request: the request.
+      seed: seed of the first choice.
+      prompts: token ids of each prompt.
+
     Attributes:
       id: identifier of the answer.
+      prefix: beginning of `id`.
+      kind: field `object` of a whole answer.
+      chunk_kind: field `object` of a chunk of a stream.
       done: last event of a stream, which is not a JSON object.
     """
 
@@ -61,28 +70,31 @@ class Answer(ABC):
         self._speculation = Speculation()
 
     def opening(self, index: int) -> list[dict[str, Any]]:
-        """The chunks of a stream that precede the first token of a choice."""
+        """Return the chunks of a stream that precede the first token of a choice."""
         del index
         return []
 
     def chunks(self, index: int, piece: Piece, offset: int) -> list[dict[str, Any]]:
-        """The chunks for a piece of a choice, which begins `offset` characters into its text."""
+        """Return the chunks for one piece of choice `index`.
+
+        The piece begins at character `offset` of the choice's text.
+        """
         content = self._content(index, piece, whole=False)
         return [self._chunk([self._choice(index, piece, offset, content)])]
 
     def closing(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
-        """The last chunks of a stream, after all choices have ended."""
+        """Return the last chunks of a stream, after all choices have ended."""
         if not self._include_usage:
             return []
         told = {"usage": usage | self._usage_details()}
         return [self._chunk([]) | told | self._all_metrics()]
 
     def failure(self, error: ApiError) -> dict[str, Any]:
-        """The last chunk of a stream that fails."""
+        """Return the last chunk of a stream that fails."""
         return error.body()
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer, from all pieces of each choice."""
+        """Return the whole answer as one JSON object, from all pieces of each choice."""
         objects = []
         for index, pieces in enumerate(choices):
             text = "".join(piece.text for piece in pieces)
@@ -107,7 +119,7 @@ class Answer(ABC):
         }
 
     def _prompt_entry(self, token: PromptToken) -> dict[str, Any]:
-        """The log-probabilities of the likeliest tokens and of the prompt's token, by id."""
+        """Return the log-probabilities of the likeliest tokens and of the prompt's token, by id."""
         ranked = [(*pair, rank) for rank, pair in enumerate(token.top[: self._prompt_top], start=1)]
         return {
             str(id): {
@@ -143,7 +155,7 @@ class Answer(ABC):
         return self._metrics(self._speculation)
 
     def _metrics(self, speculation: Speculation) -> dict[str, Any]:
-        """The drafting statistics of one choice or of all, if the request asks for them."""
+        """Return the given drafting statistics as a field, if the request asks for them."""
         if not self._speculative_metrics:
             return {}
         return {"metrics": {"speculative_decoding": speculation.body(self._depth)}}
@@ -152,7 +164,7 @@ class Answer(ABC):
         return {}
 
     def _finish(self, index: int, piece: Piece) -> str | None:
-        """The reason why the choice ends here, in the words of the API; None while it goes on."""
+        """Return the `finish_reason` of a piece; None if the choice goes on after the piece."""
         del index
         return piece.finish
 
@@ -222,7 +234,7 @@ class ChatAnswer(Answer):
         return {"delta": told if any(told.values()) or piece.tokens else {}}
 
     def _said(self, index: int, piece: Piece) -> tuple[str, list[Part]]:
-        """The reasoning that a piece adds, followed by its texts and its pieces of calls."""
+        """Return the reasoning that a piece adds, and its texts and pieces of calls, in order."""
         reasoning, text = "", piece.text
         if self._splits is not None:
             reasoning, text = _split(self._splits[index], piece)

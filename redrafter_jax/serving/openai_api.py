@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, and the routes for monitoring the server."""
+"""The routes of OpenAI's API, of the chat page, and for monitoring the server."""
 
 import asyncio
 import json
@@ -133,7 +133,7 @@ def _encode(service: Service, request: CompletionRequest) -> list[list[int]]:
 
 
 def _echoes(service: Service, request: BaseRequest) -> list[str]:
-    """The text of the prompt for each choice, if answers repeat their prompts; empty otherwise."""
+    """Return the prompt's text for each choice if the request asks for `echo`; [] otherwise."""
     if not (isinstance(request, CompletionRequest) and request.echo):
         return []
     texts = [
@@ -144,7 +144,7 @@ def _echoes(service: Service, request: BaseRequest) -> list[str]:
 
 
 async def _answer(job: Job, answer: Answer, request: BaseRequest, http: Request) -> Response:
-    """Respond to a submitted request, with a stream or with the whole complete answer."""
+    """Respond to a submitted request, with a stream or with one complete answer."""
     echoes = _echoes(job.service, request)
 
     def ended() -> None:
@@ -193,7 +193,7 @@ async def _collect(job: Job, answer: Answer, echoes: Sequence[str]) -> Response:
 class _EventStream(StreamingResponse):
     """Server-sent events for a client that may leave, or stop reading, at any time.
 
-    `on_end` is called once, when no more events are sent, whatever the reason.
+    `on_end` is called once, after the last event or when the client has left.
     """
 
     media_type = "text/event-stream"

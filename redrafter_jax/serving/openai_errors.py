@@ -20,8 +20,8 @@ class ApiError(HTTPException):
     Args:
       status: the HTTP status code.
       message: sentence that states the value, the limit and the way out.
-      field: the field of the request that caused the error, if any.
-      code: a name of the error for programs, such as "context_length_exceeded".
+      field: the request's field that caused the error; None if no single field did.
+      code: a name of the error for programs, such as "context_length_exceeded"; None for no name.
       headers: headers of the response.
     """
 
@@ -52,9 +52,9 @@ class ApiError(HTTPException):
 
 
 def server_ends() -> ApiError:
-    """The error for requests that are not finished when the server ends."""
+    """Return the error for requests that are not finished when the server shuts down."""
     return ApiError(
-        503, "The server is shutting down; send the request to another one.", code="server_ends"
+        503, "The server is shutting down; send the request to another server.", code="server_ends"
     )
 
 
@@ -70,7 +70,7 @@ def check_model(served: str, name: str | None) -> None:
 
 
 def as_api_error(method: str, path: str, error: Exception) -> ApiError:
-    """The error for a request that FastAPI or a route refuses."""
+    """Convert an exception from FastAPI or from a route to the error that the client gets."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -79,14 +79,14 @@ def as_api_error(method: str, path: str, error: Exception) -> ApiError:
     message = {
         404: f"{path} is not a route of this server; use /v1/models, /v1/completions, "
         "/v1/chat/completions or /v1/responses.",
-        405: f"{path} does not take {method}.",
+        405: f"{path} does not take {method}; use a method that the header Allow names.",
         500: "The server failed; its log says why.",
     }.get(known.status_code, "The request cannot be read.")
     return ApiError(known.status_code, message, headers=known.headers)
 
 
 def _refusal(error: RequestValidationError) -> ApiError:
-    """The error for the first problem in a body; it names the field."""
+    """Return the error for the first problem in a request's body; the error names the field."""
     first = error.errors()[0]
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":

@@ -11,12 +11,12 @@ Values = Mapping[str, tuple[Any, ...]]
 
 
 class Fields(BaseModel):
-    """An object with strict JSON types and known names; null means that a field is not given.
+    """A JSON object with strict types and known names; null means that a field is not given.
 
     Attributes:
       labels: names of fields that are accepted and ignored.
-      off: names of unsupported fields, each with the values that are accepted because they ask for
-        nothing.
+      off: names of unsupported fields, each with the values that ask for nothing. These values are
+        accepted and ignored.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)

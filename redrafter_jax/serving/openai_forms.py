@@ -9,7 +9,7 @@ from redrafter_jax.serving.openai_fields import Fields, Text
 
 
 class NamedSchema(Fields):
-    """The `json_schema` of a `response_format`; its name and its description are ignored.
+    """The `json_schema` of a `response_format`; the schema's name and description are ignored.
 
     An answer always matches the schema, whatever the value of `strict`.
     """
@@ -28,12 +28,14 @@ class ResponseFormat(Fields):
     @model_validator(mode="after")
     def _check_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError('json_schema and type: "json_schema" belong together; give both')
+            raise ValueError(
+                'json_schema and type: "json_schema" belong together; give both, or neither'
+            )
         return self
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar that holds an answer to this form."""
+        """The grammar that constrains an answer to this form."""
         return Grammar(self.json_schema.schema_ if self.json_schema else {"type": "object"})
 
 
@@ -53,7 +55,7 @@ class StructuredOutputs(Fields):
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar that holds an answer to this form."""
+        """The grammar that constrains an answer to this form."""
         if self.regex is not None:
             return Grammar(regex=self.regex)
         return Grammar(self.json_ if self.json_ is not None else {"type": "object"})

@@ -13,9 +13,12 @@ _PART_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
 
 def join_parts(content: Any, kinds: Sequence[str], labels: Set[str] = frozenset()) -> Any:
-    """Join the text of a content that consists of parts; return any other content unchanged.
+    """Join the texts of a message's content if it is a list of parts; else return it unchanged.
 
     `kinds` are the supported types of parts. `labels` are fields of a part that are ignored.
+
+    Raises:
+      ValueError: a part has an unsupported type or field.
     """
     if not isinstance(content, list):
         return content
@@ -27,7 +30,7 @@ def join_parts(content: Any, kinds: Sequence[str], labels: Set[str] = frozenset(
             raise ValueError(f"parts of type {kind!r:.80} are not supported; give {known}")
         for name, value in part.items():
             if name not in names and value is not None:
-                raise ValueError(f"{name:.80} of a part is not supported; leave it out")
+                raise ValueError(f"the field {name:.80} of a part is not supported; leave it out")
     return "".join(part["text"] for part in content)
 
 
@@ -36,7 +39,11 @@ def _as_text(content: Any) -> Any:
 
 
 def as_object(arguments: Any) -> Any:
-    """The arguments of a call as a mapping; requests give them as the text of a JSON object."""
+    """Return a tool call's arguments as a mapping; requests give them as the text of a JSON object.
+
+    Raises:
+      ValueError: the text is not a JSON object.
+    """
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -50,12 +57,12 @@ def as_object(arguments: Any) -> Any:
 
 
 def missing_field() -> PydanticCustomError:
-    """The error for a required field that is missing."""
+    """Return the error for a required field that is missing."""
     return PydanticCustomError("missing", "it is missing")
 
 
 class CalledFunction(Fields):
-    """The name and the arguments of a function that was called."""
+    """The name and the arguments of a function that an earlier answer called."""
 
     name: Text
     arguments: Annotated[dict[str, Any], BeforeValidator(as_object)]
@@ -89,7 +96,7 @@ class Tool(Fields):
 
 
 class NamedFunction(Fields):
-    """The name of a function."""
+    """The name of the function that an answer must call."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API; a field that is not declared here is refused by name."""
+"""Requests of OpenAI's API; an undeclared field is refused, and the error names the field."""
 
 from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,14 +26,14 @@ _OFF: Values = {
 
 
 def _as_prompts(value: Any) -> list[Any]:
-    """One prompt or several, each a text or token ids."""
+    """Return a list of prompts, each a text or token ids, from one prompt or several."""
     prompts = [value] if isinstance(value, str) or _are_tokens(value) else value
     if not (isinstance(prompts, list) and prompts) or not all(
         isinstance(prompt, str) or _are_tokens(prompt) for prompt in prompts
     ):
         raise ValueError(
-            "give a text, a list of token ids, or a list of texts or of such lists; none may be "
-            "empty"
+            "give a text, a list of token ids, or a list of several texts or lists of token ids; "
+            "none may be empty"
         )
     return [whole_text(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
@@ -44,7 +44,11 @@ def _are_tokens(value: Any) -> bool:
 
 
 class StreamOptions(Fields):
-    """Options for what a stream returns besides the answer."""
+    """Options for what a stream returns besides the answer.
+
+    Attributes:
+      include_usage: whether the last chunk holds the counts of tokens.
+    """
 
     off: ClassVar[Values] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
@@ -52,16 +56,18 @@ class StreamOptions(Fields):
 
 
 class BaseRequest(DecodingFields):
-    """The fields that requests for choices share; extensions are not in OpenAI's API.
+    """The fields that chat and completion requests share. Extensions are not in OpenAI's API.
 
     Attributes:
       prompt_field: name of the field that holds the prompts, for errors.
       response_format: form that the answer must have.
       structured_outputs: form that the answer must have, as in vLLM. An extension.
-      prompt_logprobs: whether to return the log-probability of every token of the prompt, and the
-        number of likeliest tokens to return with each. An extension.
-      n: number of choices for each prompt.
+      prompt_logprobs: number of likeliest tokens to return at every position of the prompt. Their
+        log-probabilities and that of the prompt's own token are returned; None returns none. An
+        extension.
+      n: number of choices (answers) for each prompt.
       max_tokens: limit on new tokens; None for all tokens that fit.
+      stream_options: what a stream returns besides the answer.
       draft_trace: whether to return, for every token, the target call that decided it and the
         drafter that proposed it. An extension.
       speculative_metrics: whether to return how many drafted tokens were accepted. An extension.
@@ -85,7 +91,7 @@ class BaseRequest(DecodingFields):
     @classmethod
     def _check_stream(cls, options: StreamOptions, others: Any) -> StreamOptions:
         if options.include_usage and not others.data.get("stream"):
-            raise ValueError("it needs stream: true; give it too, or leave both out")
+            raise ValueError("include_usage needs stream: true; give both, or leave both out")
         return options
 
     @field_validator("response_format", "structured_outputs")
@@ -117,13 +123,13 @@ class BaseRequest(DecodingFields):
         if asked and others.data.get("stream") and not options.include_usage:
             raise ValueError(
                 'in a stream they come with the usage; give stream_options: {"include_usage": '
-                "true} too, or leave it out"
+                "true} too, or leave speculative_metrics out"
             )
         return asked
 
     @property
     def form(self) -> tuple[str, Grammar] | None:
-        """The field that constrains the form of the answer, and its grammar; None without one."""
+        """The name and the grammar of the field that constrains the answer; None without one."""
         for name in ("response_format", "structured_outputs"):
             if (held := getattr(self, name)) is not None:
                 return name, held.grammar
@@ -153,7 +159,7 @@ class ChatRequest(BaseRequest):
         extension.
       tools: tools that the answer may call.
       tool_choice: "auto" lets the target choose, "none" hides the tools, "required" makes the
-        target call one of the tools, and a tool's name makes it call that tool.
+        target call one of the tools, and a `NamedTool` makes the target call that tool.
       parallel_tool_calls: whether an answer may hold more than one call.
     """
 
@@ -224,7 +230,7 @@ class ChatRequest(BaseRequest):
     @classmethod
     def _check_top(cls, top: int, others: Any) -> int:
         if top and not others.data.get("logprobs"):
-            raise ValueError("it needs logprobs: true; give it too, or leave both out")
+            raise ValueError("it needs logprobs: true; give both, or leave both out")
         return top
 
     @property
@@ -233,7 +239,7 @@ class ChatRequest(BaseRequest):
 
     @property
     def required(self) -> list[Tool]:
-        """The tools of which the answer must call one; empty if it need not call a tool."""
+        """The tools of which the answer must call one; empty if no call is required."""
         choice = self.tool_choice
         if isinstance(choice, NamedTool):
             return [tool for tool in self.tools if tool.function.name == choice.function.name]
@@ -257,7 +263,7 @@ class CompletionRequest(BaseRequest):
     """The body of `/v1/completions`.
 
     Attributes:
-      prompt: text, list of token ids, or list of texts or of lists of token ids.
+      prompt: a text or a list of token ids, or a list of several of these.
       max_tokens: limit on new tokens; 16 by default, as in OpenAI's API.
       echo: whether each answer begins with its prompt.
       logprobs: number of likeliest tokens whose log-probabilities are returned with every new
@@ -282,8 +288,8 @@ class CompletionRequest(BaseRequest):
     def _check_echo(cls, log_probs: int, others: Any) -> int:
         if others.data.get("echo"):
             raise ValueError(
-                "with echo, the log-probabilities of the prompt would be needed too, which are "
-                "not computed; give either echo or logprobs"
+                "with echo, an answer would need the log-probabilities of the prompt, and these "
+                "are not computed; give either echo or logprobs"
             )
         return log_probs
 

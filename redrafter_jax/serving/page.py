@@ -14,7 +14,7 @@ class Page(NamedTuple):
 
     Attributes:
       document: the HTML with inline style and scripts.
-      policy: the Content-Security-Policy, which forbids connections to other hosts and allows only
+      policy: the Content-Security-Policy. It forbids connections to other hosts, and allows only
         the document's own style and scripts, by their digests.
     """
 
@@ -23,7 +23,7 @@ class Page(NamedTuple):
 
 
 def read_page() -> Page:
-    """The page, assembled from the files in `web`."""
+    """Assemble the page from the files in the folder `web`."""
     folder = files("redrafter_jax.serving") / "web"
     digests: dict[str, list[str]] = {"style": [], "script": []}
 

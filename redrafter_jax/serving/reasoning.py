@@ -13,18 +13,19 @@ _TAIL = 16
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether the prompt ends with the opening mark, so that the target begins with reasoning."""
+    """Return whether the prompt ends with `<think>`, after which the target begins to reason."""
     tail = tokenizer.decode(list(prompt[-_TAIL:]), skip_special_tokens=False)
     return tail.rstrip().endswith(_OPENS)
 
 
 class ReasoningSplit:
-    """Splits text into reasoning and answer, without the marks and the white space around them.
+    """Splits text into reasoning, between `<think>` and `</think>`, and the answer after it.
 
-    Reasoning can only come first; a mark within an answer is ordinary text.
+    The two marks and the white space around them are removed. Reasoning can only come first; a mark
+    within an answer is ordinary text.
 
     Args:
-      opened: whether the text begins within the reasoning.
+      opened: whether the text begins within the reasoning, without `<think>`.
 
     Attributes:
       reasons: whether the current text is reasoning, as far as is known yet.
@@ -40,7 +41,7 @@ class ReasoningSplit:
         self._new = 0  # number of tokens that are not counted yet
 
     def push(self, text: str) -> tuple[str, str]:
-        """The reasoning and the answer that the text of one token adds."""
+        """Return the reasoning and the answer that the text of one token adds."""
         self._new += 1
         reasoned, pair = self.reasons, self._take(text)
         if not self._undecided:
@@ -49,7 +50,7 @@ class ReasoningSplit:
         return pair
 
     def finish(self) -> tuple[str, str]:
-        """The reasoning and the answer that were held back."""
+        """Return the reasoning and the answer that were held back, when the text has ended."""
         held, self._held = self._held, ""
         return (held, "") if self.reasons else ("", held)
 

@@ -14,7 +14,7 @@ Outcome = Literal["finished", "refused", "queue_full", "deadline", "client_gone"
 
 
 class RequestCounts:
-    """Counts of requests since the start, in a registry of their own."""
+    """Counts of HTTP requests since the server started, in a separate Prometheus registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -27,11 +27,11 @@ class RequestCounts:
         )
 
     def count(self, route: str, outcome: Outcome) -> None:
-        """Count a request."""
+        """Count a request of this route that ended with this outcome."""
         self._requests.labels(route, outcome).inc()
 
     def count_refusal(self, route: str, error: ApiError) -> None:
-        """Count a request that was answered with an error."""
+        """Count a request that was answered with an error, if its route is one of `ROUTES`."""
         if route not in ROUTES:
             return
         match error.status_code, error.code:

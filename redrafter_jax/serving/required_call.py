@@ -12,13 +12,13 @@ CALL_STYLE = STYLES["llama3"]
 
 
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
-    """The grammar of an answer that is exactly one call of one of the tools."""
+    """Return the grammar of an answer that is exactly one call of one of the tools."""
     calls = [_call_schema(tool, f"anyOf/{place}/") for place, tool in enumerate(tools)]
     return Grammar({"anyOf": calls})
 
 
 def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
-    """The schema of a call; `place` is its JSON pointer in the whole schema."""
+    """Return the schema of a call; `place` is its JSON pointer in the whole schema."""
     # Without a schema any object is allowed; a schema without a type would allow other values too.
     parameters = {"type": "object"} | (tool.function.parameters or {})
     return {
@@ -33,7 +33,7 @@ def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """A schema with its references, which begin with `#`, moved below `root`."""
+    """Return the schema with `root` in place of the `#` with which its local references begin."""
     if isinstance(schema, list):
         return [_moved(one, root) for one in schema]
     if not isinstance(schema, dict):

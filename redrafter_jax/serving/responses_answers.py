@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses API: the answer of a chat, as items and events about the items."""
+"""Answers of OpenAI's Responses API: a chat's answer as items, and as events about the items."""
 
 import secrets
 import time
@@ -24,7 +24,7 @@ _PARTS: dict[str, Any] = {
 class ResponsesAnswer(ChatAnswer):
     """The answer of `/v1/responses`, as a whole or as events.
 
-    The items of an answer are in order: text after a call is a new message item.
+    Items keep the order of the answer: text after a tool call becomes a new message item.
 
     Args:
       asked: the request of the Responses API.
@@ -195,7 +195,7 @@ class ResponsesAnswer(ChatAnswer):
             item["content"][0]["text"] = whole
 
     def _end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The last events of items; afterwards the response holds its final state."""
+        """The events that end the last item; afterwards the response holds its final state."""
         if not self._items:
             yield from self._begin("message")
         yield from self._end_item(self._cut)

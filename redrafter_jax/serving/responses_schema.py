@@ -159,7 +159,7 @@ class StreamOptions(Fields):
 
 
 class ResponsesRequest(DecodingFields):
-    """The body of `/v1/responses`; nothing is stored. Extensions are not in OpenAI's API.
+    """The body of `/v1/responses`. Nothing is stored. Extensions are not in OpenAI's API.
 
     Attributes:
       input: text of the user, or the items of the conversation so far.

@@ -44,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"The server cannot listen on --host {host} --port {port}: {str(reason).rstrip('.')}; "
-            "give another host or port, or end the program that uses it."
+            "give another host or port, or end the program that uses this port."
         ) from None
 
 
@@ -72,12 +72,13 @@ class Server(uvicorn.Server):
       engine: the engine, which warms up when the server runs.
       model: the served model.
       limits: limits on requests.
-      host: the address to listen on; on a loopback address only loopback names are accepted.
+      host: the address on which the server's sockets listen. If it is a loopback address, requests
+        must name a loopback host.
       api_key: the key that requests must send; None for no key.
       log_prompts: whether prompts are logged.
 
     Attributes:
-      failed: whether the server ends because the engine has failed.
+      failed: whether the engine has failed, which ends the server.
     """
 
     def __init__(

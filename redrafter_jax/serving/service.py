@@ -17,7 +17,7 @@ class ServedModel(NamedTuple):
 
     Attributes:
       name: name by which clients ask for the model.
-      fingerprint: digest of everything besides the request that affects the text.
+      fingerprint: digest of everything, besides the request, that affects the text.
       format: the tokenizer, the chat template, and what ends an answer.
       context_length: limit on the tokens of a prompt and its answer.
       tools: the format of tool calls in answers; None if it is unknown.

@@ -17,9 +17,9 @@ class Speculation:
     """Sums over the target calls that had a draft to verify.
 
     Attributes:
-      drafted: number of proposed nodes by drafter.
-      accepted: number of accepted tokens by drafter.
-      calls: number of target calls; the key is the number of drafted tokens that they accepted.
+      drafted: number of proposed tree nodes, by drafter.
+      accepted: number of accepted tokens, by drafter.
+      calls: number of target calls, by the number of drafted tokens that a call accepted.
     """
 
     drafted: Counter[str] = field(default_factory=Counter)

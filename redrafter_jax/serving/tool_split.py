@@ -55,22 +55,23 @@ Part = str | CallPiece
 
 
 class ToolSplit:
-    """Splits an answer into text and tool calls, without marks and the white space around them.
+    """Splits an answer into text and tool calls.
 
-    Text that begins like a call, but is not a call of an offered tool, remains text; a new call may
-    begin at the place where it breaks. In a stream, a call is returned as soon as its name is
-    known. If its JSON turns out to be broken, the pieces already returned stay, and the rest
-    becomes text. The work is linear in the length of an answer, however the answer is split into
-    pieces.
+    The marks of calls, such as `<tool_call>`, and the white space around them are removed. Text
+    that begins like a call, but does not call an offered tool, remains text. In a stream, a call is
+    returned as soon as its name is known. If its JSON turns out to be broken, the pieces already
+    returned stay, and the rest becomes text. The work is linear in the length of an answer, however
+    the answer is split into pieces.
 
     Args:
       style: the format of tool calls.
       names: names of the offered tools.
-      streams: whether calls are returned while they are written, or only when they are complete.
+      streams: True returns a call piece by piece while it is written, False only when it is
+        complete.
       single: whether calls after the first are left out.
 
     Attributes:
-      complete: numbers of the calls whose JSON is complete.
+      complete: indices, from 0, of the calls whose JSON is complete.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class ToolSplit:
         return self._release()
 
     def finish(self) -> list[Part]:
-        """The text that was held back, when the answer has ended."""
+        """Return the text that was held back; call this method when the answer has ended."""
         if self._state == "call":
             self._give_up()
         elif self._state != "after":
@@ -235,7 +236,7 @@ class ToolSplit:
         return at
 
     def _give_up(self, at: int = 0, back: int = 0) -> int:
-        """Release as text what was held for a call, except for pieces that were already returned.
+        """Release the text that was held for a call, except for pieces that were already returned.
 
         The last `back` characters of the object are read again.
         """
@@ -269,7 +270,7 @@ class ToolSplit:
             self._told = end
 
     def _is_call(self) -> bool:
-        """Whether the complete object is a call of an offered tool."""
+        """Return whether the complete object is a call of an offered tool."""
         try:
             whole = json.loads(self._object.part(0, self._object.length))
         except (ValueError, RecursionError):

@@ -50,7 +50,7 @@ class _Asker(NamedTuple):
     """A running request and the queue for its events.
 
     Attributes:
-      event_queue: the queue for its events.
+      event_queue: the queue for the request's events.
       request: index of the request among the requests that were submitted together.
       came: arrival time on the monotonic clock, in seconds.
       cached: number of the prompt's tokens that were already cached, once the request has a slot.
@@ -63,16 +63,18 @@ class _Asker(NamedTuple):
 
 
 class Worker:
-    """The only thread that uses the engine; calls from other threads run between its steps.
+    """The only thread that uses the engine; calls from other threads run between two steps.
 
     Args:
-      engine: engine that decodes; the worker sets its `on_admission`.
-      on_failure: function that is called in the worker's thread when the engine has failed.
+      engine: engine that decodes; the worker sets the engine's `on_admission`.
+      on_failure: function that is called once if the engine fails, in the thread that reports the
+        failure: the worker's thread, or a caller of `fail`.
       on_wait: function that is called in the worker's thread with the seconds from `submit` until a
         request got its slot.
 
     Attributes:
-      status: "ready" once the engine is warmed up.
+      status: "warming up" until the engine has compiled its programs, then "ready"; "failed" or
+        "closed" after the end.
     """
 
     def __init__(
@@ -142,12 +144,15 @@ class Worker:
         return event_queue
 
     def cancel(self, event_queue: EventQueue, index: int | None = None) -> None:
-        """Cancel requests that were submitted together, or one of them, before the next step."""
+        """Cancel the requests of an event queue, or only request `index`, before the next step."""
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._free(event_queue, index))
 
     def fail(self, error: Exception) -> None:
-        """Record that the engine has failed; any thread may call this, because a step may hang."""
+        """Record that the engine has failed, and give unfinished requests an error.
+
+        Any thread may call this, because the engine's thread may hang in a step.
+        """
         with self._changed:
             if self.status in ("failed", "closed"):
                 return
@@ -162,7 +167,7 @@ class Worker:
             self._on_failure()
 
     async def close(self) -> None:
-        """End the thread after its step or compilation; unfinished requests get an error."""
+        """End the thread after its current step or compilation; fail the unfinished requests."""
         self._closing = True
         with contextlib.suppress(EngineFailedError):
             self._call(lambda: self._end("closed"))

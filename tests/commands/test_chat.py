@@ -111,8 +111,9 @@ def test_commands_and_what_they_refuse_are_one_sentence_each(
     assert (code, answers) == (0, [])
     assert told[:5] == [
         "The temperature is 0.",
-        "error: /temperature takes a number such as 0.7, but 'hot' was given; it stays 0.",
-        "error: /temperature is -1.0; it must be 0 or more; it stays 0.",
+        "error: /temperature takes a number such as 0.7, but 'hot' was given; the temperature "
+        "stays 0.",
+        "error: /temperature is -1.0; it must be 0 or more; the temperature stays 0.",
         "error: /what is not a command; see /help, or begin the message with // if it starts with "
         "/.",
         "error: /reset takes no value, but '1' was given; see /help.",
@@ -200,8 +201,9 @@ def test_what_meets_the_end_of_the_room_or_its_limit_says_so(
     code, answers, told = talk("a" * 119 + "\nabc\n")
     assert (code, answers) == (0, [plain_answer(habitual_target, "abc")])
     assert told[0] == (
-        "error: With this message the conversation has 120 tokens, but it and its answer must fit "
-        "into 120; the message was not sent. Shorten it, or start over with /reset."
+        "error: With this message the conversation has 120 tokens and leaves no room for an answer "
+        "within --context-length 120; the message was not sent. Shorten it, or start over with "
+        "/reset."
     )
     for message, more, sentence in (
         ("a" * 116, [], "The context of 120 tokens is full; /reset starts over."),

@@ -63,7 +63,7 @@ def test_the_text_needs_no_drafter_and_its_prompt_may_come_from_stdin_as_it_stan
     assert (code, out) == (0, plain_text(habitual_target, "wvu\n") + "\n")
     assert f"acceptance length 1.00, {NEW_TOKENS - 1} target calls" in err
     assert run_redrafter(*arguments, "--prompt", PROMPT, "--num-nodes", "8")[2] == (
-        "error: Only a drafter's trees use --num-nodes; give --drafter, or leave it out.\n"
+        "error: Only a drafter's trees use --num-nodes; give --drafter, or leave --num-nodes out.\n"
     )
 
 

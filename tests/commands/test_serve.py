@@ -246,4 +246,4 @@ def test_a_model_without_a_chat_template_is_told_at_the_start(
         make_server(arguments, ServeConfig(), listening, Mock(spec=Engine), model)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines
-    assert ("No chat template" in told[-1]) == (lines == 2)
+    assert ("no chat template" in told[-1]) == (lines == 2)

@@ -136,7 +136,7 @@ def test_shapes_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (random_inputs(D=768), "its rows must be multiples of 512, but are 768"),
+        (random_inputs(D=768), "its row size must be a multiple of 512, but is 768"),
         (random_inputs(dtype=jnp.float32), "both bfloat16 or both float16, but are float32 and"),
         (
             random_inputs() | {"parts": jnp.ones((3, 2, 512), jnp.bfloat16)},

@@ -133,7 +133,7 @@ def test_lowered_for_cuda_each_path_has_its_fence(name: str) -> None:
         ({"dtype": jnp.float32}, "all bfloat16 or all float16, but are float32"),
         ({"k_cache": jnp.zeros((1, 1, 64, 64), jnp.float16)}, "but are bfloat16 and float16"),
         ({"head_dim": 96}, "64 or 128, but is 96"),
-        ({"window": 8}, "but a window of 8 positions is asked for"),
+        ({"window": 8}, "but the window is 8 positions"),
     ],
 )
 def test_what_it_does_not_take_is_refused_with_the_reason(

@@ -64,7 +64,9 @@ def test_unknown_routes_and_methods_are_told(base: str) -> None:
         assert "is not a route" in HTTP.get(f"{base}{path}").json()["error"]["message"]
     answer = HTTP.get(f"{base}/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert answer.json()["error"]["message"].endswith("does not take GET.")
+    assert answer.json()["error"]["message"].endswith(
+        "does not take GET; use a method that the header Allow names."
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
 """Make `adjustments.json`: scores after Hugging Face's logits processors, case by case.
 
-Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md
+This needs PyTorch and transformers, which the project itself does not need; tests/goldens/README.md
 names the versions. The command, from the root of the repository:
 
     torchenv/bin/python tools/goldens/adjustments.py
 
-A case is a text, of which the first `prompt` tokens are the prompt, and what is asked for: `bias`
+A case has a `text`, whose first `prompt` tokens are the prompt, and settings: `bias`
 (SequenceBiasLogitsProcessor, for single tokens), `repetition` (RepetitionPenaltyLogitsProcessor)
-and `min_tokens` (MinNewTokensLengthLogitsProcessor, of the tokens `stops`), in transformers' own
-order. `logits` go in and `scores` come out; null is minus infinity.
+and `min_tokens` (MinNewTokensLengthLogitsProcessor, for the tokens `stops`). The processors run in
+transformers' order. `logits` are their input and `scores` their output; null is minus infinity.
 """
 
 # pyright: reportMissingImports=false
@@ -32,7 +32,7 @@ CASES, V, LONGEST = 1000, 7, 9
 
 
 def make_case(random: np.random.Generator) -> dict[str, Any]:
-    """A random request, and the scores that the processors make from random logits."""
+    """Make a random request, and the scores that the processors make from random logits."""
     length = int(random.integers(1, LONGEST + 1))
     text = random.integers(V, size=length).tolist()
     prompt = int(random.integers(1, length + 1))
@@ -58,7 +58,7 @@ def make_case(random: np.random.Generator) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write `adjustments.json`."""
     random = np.random.default_rng(47)
     cases = [make_case(random) for _ in range(CASES)]
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)

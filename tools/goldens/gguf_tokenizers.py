@@ -1,4 +1,4 @@
-"""Make `gguf/tokenizers.json`: small vocabularies, and other tokenizers' ids of 10,000 lines.
+"""Make `gguf/tokenizers.json`: small vocabularies, and other libraries' token ids of test lines.
 
 With the file of SmolLM2 as an argument, also make `gguf/smollm2_tokens.json` for its vocabulary.
 tests/goldens/README.md names the versions and describes the fields. The command, from the root of
@@ -47,12 +47,12 @@ class SmolTokenizer(GPT2Tokenizer):
 
 
 def encoded(encode: Encode) -> list[int]:
-    """Checksums of the token ids of the lines."""
+    """Return checksums of the token ids of the test lines."""
     return digests(map(encode, mixed_lines()))
 
 
 def byte_level(tokens: list[str], merges: list[str], special: list[str]) -> dict[str, Encode]:
-    """The slow tokenizers of transformers and OpenAI's tokenizer, by name of the pre-tokenizer."""
+    """Make transformers' slow tokenizers and OpenAI's tokenizer, by name of the pre-tokenizer."""
     encoders = {"llama-bpe": openai(tokens, merges, special)}
     with tempfile.TemporaryDirectory() as folder:
         vocabulary, listed = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
@@ -99,14 +99,14 @@ def openai(tokens: list[str], merges: list[str], special: list[str]) -> Encode:
 
 
 def byte_characters() -> dict[int, int]:
-    """GPT-2's characters for bytes; printable characters stand for themselves."""
+    """Return GPT-2's character codes for bytes; printable characters stand for themselves."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: byte for byte in printable} | {byte: 256 + i for i, byte in enumerate(others)}
 
 
 def small_byte_level() -> tuple[list[str], list[str]]:
-    """Tokens and merges of a vocabulary that is learned from some of the lines."""
+    """Train a byte-level vocabulary on some of the lines; return its tokens and merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -165,9 +165,10 @@ def small_sentencepiece(prefixed: bool) -> tuple[dict[str, Any], Encode]:
 
 
 def sentencepiece_encode(processor: sentencepiece.SentencePieceProcessor, control: str) -> Encode:
-    """Encode texts with control tokens, which SentencePiece does not know in texts.
+    """Return an encoder of texts that may contain control tokens.
 
-    The parts between control tokens are encoded separately.
+    SentencePiece does not recognise control tokens in a text, so the parts between them are encoded
+    separately. `control` is a regular expression that matches the control tokens.
     """
 
     def encode(line: str) -> list[int]:
@@ -181,7 +182,7 @@ def sentencepiece_encode(processor: sentencepiece.SentencePieceProcessor, contro
 
 
 def main() -> None:
-    """Write both files, or only the file that needs no model."""
+    """Write `tokenizers.json`, and also `smollm2_tokens.json` if a model file is given."""
     FOLDER.mkdir(exist_ok=True)
     tokens, merges = small_byte_level()
     llama, encode_llama = small_sentencepiece(prefixed=True)

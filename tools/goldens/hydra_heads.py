@@ -31,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def write(name: str, target: LlamaForCausalLM, text: list[int], chain: list[int]) -> None:
-    """Write a folder with the head's published files and the answers."""
+    """Write a folder with the files of the head `name`, as published, and the answers."""
     from hydra.model.hydra_heads.mlp_head import HydraMLP
     from hydra.model.hydra_heads.prefix_mlp_head import HydraPrefixMLP
 
@@ -65,7 +65,7 @@ def write(name: str, target: LlamaForCausalLM, text: list[int], chain: list[int]
 
     @torch.no_grad()
     def follow(text: list[int], chain: list[int]) -> tuple[torch.Tensor, None]:
-        """The authors' training forward pass at the text's last token, followed by the chain."""
+        """Run the authors' training pass; return each head's scores at the text's last token."""
         whole = [*text, *chain]
         hidden = hidden_of(target, whole)[-(stated["hidden_state_offset"] + 1)]
         logits, _ = head(base_hidden_states=hidden, input_ids=torch.tensor([whole]))

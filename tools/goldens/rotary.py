@@ -1,6 +1,6 @@
 """Make `rotary.json`: the rotary frequencies that transformers computes from fields of config.json.
 
-Needs PyTorch and transformers, which the project itself does not: tests/goldens/README.md
+This needs PyTorch and transformers, which the project itself does not need; tests/goldens/README.md
 names the versions and describes the fields. The command, from the root of the repository:
 
     torchenv/bin/python tools/goldens/rotary.py
@@ -59,7 +59,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def answer(stated: dict[str, Any]) -> dict[str, Any]:
-    """The fields, with the frequencies that `LlamaRotaryEmbedding` computes from them."""
+    """Return the fields, and the frequencies that `LlamaRotaryEmbedding` computes from them."""
     base = {"rope_theta": 5000.0, "max_position_embeddings": CONTEXT}
     values = json.loads(json.dumps(base | stated))  # transformers changes its arguments
     rotary = LlamaRotaryEmbedding(

@@ -1,10 +1,10 @@
-"""Make tool_calls.json: the calls that the parsers of vLLM and SGLang read in answers.
+"""Make tool_calls.json: the tool calls that the parsers of vLLM and SGLang find in answers.
 
     ENV/bin/python tools/goldens/tool_calls.py VLLM SGLANG
 
-The arguments are folders with the unpacked wheels of vLLM 0.33.0 and SGLang 0.5.23, of which only
-the parsers are loaded. ENV has partial-json-parser, orjson, regex, openai and pydantic. vLLM's
-parser for Mistral's calls needs the rest of vLLM, so only SGLang's parser reads these.
+The arguments are folders with the unpacked wheels of vLLM 0.33.0 and SGLang 0.5.23. Only their
+parsers are loaded. ENV has partial-json-parser, orjson, regex, openai and pydantic. vLLM's parser
+for Mistral's calls needs the rest of vLLM, so only SGLang's parser reads these calls.
 """
 
 import importlib.machinery
@@ -22,16 +22,17 @@ NAMES = ("get_weather", "add", "search-web", "write_file", "now")
 
 
 class Record(SimpleNamespace):
-    """A stand-in for the classes of the two servers that their parsers use."""
+    """A stand-in for every class of vLLM and SGLang that the parsers use."""
 
     def __class_getitem__(cls, item: Any) -> Any:
         return cls
 
 
 class Stubs:
-    """A finder of modules of the two servers that are not in the folders.
+    """An import hook that makes stubs for modules of vLLM and SGLang.
 
-    Every name in such a module is `Record`.
+    In a stub, a capitalised name is a subclass of `Record`; any other name is a function that
+    returns None, with a few exceptions.
     """
 
     def find_spec(self, name: str, *_: Any) -> Any:
@@ -71,7 +72,7 @@ def load(folder: str, name: str) -> types.ModuleType:
 
 
 def answers(style: str) -> list[str]:
-    """Fifty answers that a target of this style might give."""
+    """Return fifty answers that a target with this style of tool calls might give."""
     given: list[tuple[str, dict[str, Any]]] = [
         ("get_weather", {"city": "Lisbon"}),
         ("get_weather", {"city": "São Paulo", "unit": "celsius"}),
@@ -140,7 +141,7 @@ def wrapped(style: str, calls: Any, ensure_ascii: bool = False, **options: Any) 
 
 
 def parsers(vllm: str, sglang: str) -> dict[str, list[tuple[str, Any]]]:
-    """Functions that parse the calls of an answer, by style."""
+    """Return, by style, the names of the parsers and functions that parse an answer's calls."""
     base = "sglang.srt.function_call."
     for name in ("utils", "core_types", "base_format_detector"):
         load(sglang, base + name)
@@ -195,7 +196,7 @@ def parsers(vllm: str, sglang: str) -> dict[str, list[tuple[str, Any]]]:
 
 
 def main() -> None:
-    """Write the golden; where the two parsers differ, write both readings."""
+    """Write the golden; if the two parsers differ on an answer, write the calls of both."""
     sys.meta_path.append(Stubs())
     golden: dict[str, Any] = {"names": NAMES, "styles": {}}
     for style, own in parsers(*sys.argv[1:]).items():

@@ -1,9 +1,9 @@
 """`python -m tools.gpu`: measure kernels, decode steps and texts on a GPU.
 
-The command runs pieces of less than nine minutes, the most informative first, each in a separate
-process that writes one file. After an interruption, the same command resumes with the interrupted
-piece. It uses the installed packages and no network, and reports missing packages before anything
-runs. A page and one JSON file are written after every piece.
+The measurement consists of pieces of less than nine minutes, the most informative first. Each piece
+runs in a separate process and writes one file. After an interruption, the same command resumes with
+the interrupted piece. The command uses no network, and reports missing packages before anything
+runs. After every piece it writes a page and one JSON file with all results.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _CODE = ("redrafter_jax", "pallas_kernels", "eval", "tools/gpu")
 
 
 def measure(settings: argparse.Namespace) -> int:
-    """Run the pieces that have no file yet; return exit code 1 if one failed or is wrong.
+    """Run the pieces that have no file yet; return the exit code: 1 if a piece failed or is wrong.
 
     Raises:
       InputError: packages that every piece needs are missing, or the files are from several GPUs.
@@ -41,7 +41,7 @@ def measure(settings: argparse.Namespace) -> int:
     left_out = {piece.name: why for piece in PIECES if (why := _why_left_out(piece, settings))}
     for name, why in left_out.items():
         print(f"{name} is left out: {why}", flush=True)
-    make_folder(settings.output, "the folder of what is measured")
+    make_folder(settings.output, "the folder of the pieces")
     kind = _kind(small=settings.small)
     failed = False
     for piece in PIECES:
@@ -63,7 +63,7 @@ def _why_left_out(piece: Piece, settings: argparse.Namespace) -> str | None:
     if settings.only and piece.name not in settings.only:
         return "it is not among --only"
     if settings.small and piece.small is None:
-        return "it needs a card, and shapes are small"
+        return "it needs a GPU, and --small measures on a CPU too"
     needs = piece.needs
     if piece.takes_model and not settings.small:
         # The default model is a cached GGUF file, which needs the package gguf.
@@ -75,7 +75,7 @@ def _why_left_out(piece: Piece, settings: argparse.Namespace) -> str | None:
 
 
 def _kind(*, small: bool) -> dict[str, Any]:
-    """The digest of the code, and the kind of shapes; a file is up to date if both are the same."""
+    """Return the code's digest and the kind of shapes; a file with the same two is up to date."""
     digest = hashlib.sha256()
     for path in sorted(one for part in _CODE for one in (_ROOT / part).rglob("*.py")):
         digest.update(path.read_bytes())
@@ -83,7 +83,7 @@ def _kind(*, small: bool) -> dict[str, Any]:
 
 
 def _record(path: Path, kind: dict[str, Any]) -> dict[str, Any] | None:
-    """The record that a piece has written with this code; None if the piece must run."""
+    """Read the record that a piece has written with this code; None if the piece must run."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -117,7 +117,7 @@ def _run(piece: Piece, path: Path, kind: dict[str, Any], settings: argparse.Name
     try:
         record = json.loads(output.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        print(f"{piece.name}: no file after {taken:.0f} s, {said}", flush=True)
+        print(f"{piece.name}: it wrote no file in {taken:.0f} s, {said}", flush=True)
         return False
     record = {"measured_by": kind, "seconds": taken} | record
     output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -155,7 +155,7 @@ def main() -> None:
     """Run the pieces and exit with their exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder of pieces")
-    parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"), help="of the page")
+    parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"), help="page folder")
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct, a folder or GGUF file")
     parser.add_argument("--minutes", type=float, help="minutes after which no piece is begun")
     parser.add_argument("--only", nargs="+", choices=[piece.name for piece in PIECES])

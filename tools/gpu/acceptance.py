@@ -1,9 +1,9 @@
-"""Speed-up of a decode step by acceptance length, with forced acceptance.
+"""Measures the speed-up of a decode step at each acceptance length; acceptance is forced.
 
-The target's vocabulary projection is zero, so that the target always chooses token 0 and its text
-is known in advance. The drafter does all of its work, then the tokens of its tree are replaced:
-token 0 along the deepest path down to a given depth, and elsewhere tokens that the target never
-chooses.
+The target's vocabulary projection is zero. So the target always chooses token 0, and its text is
+known in advance. The drafter does all of its work, and then the tokens of its tree are replaced.
+The deepest path gets token 0 down to a given depth. All other nodes get tokens that the target
+never chooses.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class ForcedDrafter(Drafter):
         noise: Float[Array, "B P V"],
         tree: TreeConfig,
     ) -> TokenTree:
-        """The inner drafter's tree with replaced tokens; siblings keep distinct tokens."""
+        """Return the inner drafter's tree with replaced tokens; siblings have distinct tokens."""
         drafted = self.inner.propose(target, own, cache, view, noise, tree)
         deepest = jnp.argmax(drafted.depth, axis=1)[:, None, None]
         on_path = jnp.take_along_axis(drafted.mask, deepest, axis=1)[:, 0]
@@ -84,7 +84,7 @@ class ForcedDrafter(Drafter):
 
 
 def without_scores(target: Target) -> Target:
-    """The target with a zero vocabulary projection."""
+    """Return the target with a zero vocabulary projection."""
 
     def clear(path: tuple[Any, ...], leaf: Array) -> Array:
         return jnp.zeros_like(leaf) if "lm_head" in jax.tree_util.keystr(path) else leaf
@@ -93,7 +93,7 @@ def without_scores(target: Target) -> Target:
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """Measure one row for each depth: tokens per step, time per step, and speed-up."""
+    """Measure each accepted depth: tokens per step, time per step, and speed-up."""
     shape, size = ("small", SMALL) if settings.small else ("llama_3_1_8b", FULL)
     target, drafter = make_pair(shape)
     target = without_scores(target)
@@ -103,7 +103,7 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
     gained: dict[int | None, float] = {}
 
     def step(depth: int | None) -> float:
-        """Seconds of a step with this accepted depth; None is the baseline."""
+        """Return the seconds per step at this accepted depth; None is the baseline."""
         ours, tree = (RootOnly(), None)
         if depth is not None:
             ours, tree = ForcedDrafter(drafter, jnp.int32(depth)), TREE

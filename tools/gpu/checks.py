@@ -1,4 +1,4 @@
-"""The tests that need a GPU, run by pytest."""
+"""Runs the tests that need a GPU, with pytest."""
 
 import argparse
 import subprocess
@@ -15,7 +15,7 @@ def main() -> None:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-q"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     sys.stdout.write(ended.stdout)
-    last = (ended.stdout.strip().splitlines() or ["nothing was said"])[-1]
+    last = (ended.stdout.strip().splitlines() or ["no output"])[-1]
 
     def measure(_: argparse.Namespace) -> dict[str, Any]:
         return {"exit_code": ended.returncode, "said": last}

@@ -1,4 +1,4 @@
-"""The GPU's copy rate: bytes read and written per second by one kernel."""
+"""Measures the GPU's copy rate: bytes read and written per second by one kernel."""
 
 import argparse
 import time
@@ -15,7 +15,7 @@ _REPEATS = 10
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """Measure gigabytes per second of every repeat, in ascending order."""
+    """Measure gigabytes per second in every repeat; return the rates in ascending order."""
     size, turns = (2**20, 2) if settings.small else (2**30, 16)
     copy, zero = copy_program(turns), jnp.int32(0)
     array = jax.block_until_ready(copy(jnp.zeros(size // 4, jnp.uint32), zero))

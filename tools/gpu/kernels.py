@@ -1,4 +1,4 @@
-"""Correctness of the kernels on this GPU, against their references at shapes of real models.
+"""Compares the kernels on this GPU with their references, at shapes of real models.
 
 With small shapes, the kernels run in Pallas' interpreter and need no GPU.
 """
@@ -36,7 +36,7 @@ _Case = tuple[str, str, Any]
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """Measure a row for each kernel and shape: the error, and whether it is small enough."""
+    """Measure, for each kernel and shape, the error and whether the error is small enough."""
     chosen = "mosaic_gpu_interpret" if settings.small else "mosaic_gpu"
     rows = []
     for name, shape, call in _small_cases() if settings.small else _cases():
@@ -133,7 +133,10 @@ def _norm(rows: int, width: int) -> _Case:
 
 
 def _writing(layers: int, batch: int, tokens: int) -> _Case:
-    """Tokens across the end of each row's first page; of more than two, the last has no page."""
+    """Write tokens across the end of each row's first page.
+
+    If there are more than two tokens, the last token has no page.
+    """
 
     def draw(seed: int, *shape: int) -> tuple[Array, ...]:
         whole = jax.random.normal(jax.random.key(seed), (layers, *shape), "bfloat16")

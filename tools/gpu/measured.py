@@ -50,7 +50,7 @@ def run_piece(
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Write the file atomically."""
+    """Write a record as JSON; the file is replaced atomically."""
     beside = path.with_suffix(".part")
     beside.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""The page of results, with a table of medians for each piece."""
+"""The Markdown page of results, with a table of medians for each piece."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -15,17 +15,17 @@ def check_one_card(records: Mapping[str, Record]) -> None:
     if len(cards) > 1:
         (one, first), (other, second) = list(cards.items())[:2]
         raise InputError(
-            f"{first} was measured on {one!r} and {second} on {other!r}; use another folder, or "
-            "empty this one."
+            f"{first} was measured on {one!r} and {second} on {other!r}; give another --output, or "
+            "empty its folder."
         )
 
 
 def markdown(records: Mapping[str, Record], left_out: Mapping[str, str]) -> Iterator[str]:
-    """The lines of the page; `left_out` has the reasons for missing pieces."""
+    """Yield the lines of the page; `left_out` has the reason for each missing piece."""
     first = next(iter(records.values()))
     versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items() if number)
     yield f"# {first['device']}, {first['timestamp'].partition('T')[0]}\n"
-    yield f"Written by `make gpu`; {versions}. Medians; the JSON file beside this has the rest."
+    yield f"Written by `make gpu`; {versions}. Medians; the JSON file beside it has all values."
     if wrong := _wrong(records):
         yield f"\n**Wrong: {wrong}.**"
     for name, record in records.items():
@@ -133,11 +133,11 @@ _TABLES = {
     "kernels": ("Kernels beside their references", _kernels),
     "copy": ("A copy, GB read and written per second", _copy),
     "acceptance": (
-        "A step of Llama-3.1-8B's shape by what is accepted, which is forced",
+        "A step of Llama-3.1-8B's shape at each accepted depth, which is forced",
         _acceptance,
     ),
     "checks": ("Tests", _checks),
-    "texts": ("Texts of SmolLM2-135M-Instruct, decoded both ways", _texts),
+    "texts": ("Texts of SmolLM2-135M-Instruct, decoded with and without a drafter", _texts),
 }
 
 

@@ -74,5 +74,5 @@ PIECES = (
 
 
 def missing_packages(names: Collection[str]) -> list[str]:
-    """Return the modules that are not installed; no module is imported."""
+    """Return the modules among `names` that are not installed; no module is imported."""
     return [name for name in names if find_spec(name) is None]

@@ -1,4 +1,4 @@
-"""Shapes, trees and sampling settings of the timed pairs, which have random weights."""
+"""Shapes, trees and sampling settings of the measured targets and drafters."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,14 @@ SAMPLINGS = {
 
 
 class Measured(NamedTuple):
-    """Amounts of measurement, full or small."""
+    """Sizes of a measurement, full or small.
+
+    Attributes:
+      slots: number of cache slots per row.
+      steps: number of decode steps in a timed run.
+      short_turns: number of turns in a timed run of a short part of a step.
+      repeats: number of timed runs.
+    """
 
     slots: int
     steps: int
@@ -38,7 +45,7 @@ FULL, SMALL = Measured(4096, 32, 200, 7), Measured(256, 2, 2, 2)
 
 
 def make_pair(name: str) -> tuple[Target, Drafter]:
-    """Make a target of this shape and a drafter in Apple's layout, in bfloat16."""
+    """Make a target of this shape and a recurrent drafter, with random weights in bfloat16."""
     width, inner, layers, query_heads, key_heads, head_dim, vocabulary = _SIZES[name]
     target = TargetConfig(
         vocab_size=vocabulary,

@@ -1,6 +1,7 @@
-"""Time of a decode step with a tree and of the baseline step, with random weights.
+"""Measures the time of a decode step with a tree and of a baseline step, with random weights.
 
-With `--whole` only the two whole steps are timed, otherwise also their parts, as in `eval steps`.
+With `--whole`, only the two whole steps are timed. Otherwise their parts are timed too, as in `eval
+steps`.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from tools.gpu.shapes import FULL, OTHER_TREES, SAMPLINGS, SMALL, TREE, make_pai
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """Measure a row for each tree and sampling: sorted milliseconds of every part."""
+    """Measure, for each tree and sampling, the sorted milliseconds of every part."""
     shape, size = ("small", SMALL) if settings.small else (settings.shape, FULL)
     target, drafter = make_pair(shape)
     parts: tuple[Timing, ...] = ("step", "baseline") if settings.whole else get_args(Timing)

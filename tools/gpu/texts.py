@@ -1,7 +1,7 @@
-"""Equality and speed of texts of a real pair, decoded with and without drafting.
+"""Compares texts and speed of a real target, decoded with and without its drafter.
 
-In float32, products have full precision, and texts must be equal except for ties to six digits; in
-bfloat16, texts may diverge at ties.
+In float32, products have full precision. Texts must then be equal, unless two tokens tie to six
+digits. In bfloat16, texts may diverge at ties.
 """
 
 import argparse
@@ -39,11 +39,14 @@ _TIMED = 3
 
 
 def measure(settings: argparse.Namespace) -> dict[str, Any]:
-    """Measure a row for each dtype and sampling."""
+    """Measure, for each dtype and sampling, identical texts, acceptance length and speed."""
     count, most, repeats = (2, 8, 1) if settings.small else (16, 128, _TIMED)
     model = _CONFIGS / "demo_target" if settings.small else settings.model or find_cached()
     if model is None:
-        raise InputError("SmolLM2-135M-Instruct is not in the cache; give --model PATH.")
+        raise InputError(
+            "SmolLM2-135M-Instruct is not in the cache; get it with `redrafter fetch`, or give "
+            "--model PATH."
+        )
     tokenizer = load_tokenizer(model)
     lines = (_PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     prompts: list[Any] = [json.loads(line)["prompt"] for line in lines]

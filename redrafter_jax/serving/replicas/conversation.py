@@ -13,8 +13,11 @@ _BEGINNING = 256
 def conversation_key(body: bytes) -> str:
     """Return a key that all requests of a conversation share.
 
-    The key is a digest of the conversation up to its first user turn, or of the beginning of a
-    prompt. Other bodies have fixed keys.
+    The key is a digest of the tools and of the messages up to the first user turn, or of the
+    beginning of a prompt. A body with neither gets a fixed key.
+
+    Args:
+      body: the body of the request, as JSON.
     """
     try:
         asked = json.loads(body)
@@ -48,12 +51,12 @@ def ranked(key: str, loads: Mapping[str, int], slack: int) -> list[str]:
     """Return the replicas in a conversation's order of preference.
 
     Each key has its own order over all replicas (rendezvous hashing). So nothing is stored, and
-    when a replica is lost, only its conversations move. Replicas with more than `slack` requests
-    above the least loaded replica come last.
+    only the conversations of a lost replica move. A replica comes last if its number of requests
+    exceeds the lowest number by more than `slack`.
 
     Args:
       key: the conversation's key.
-      loads: number of requests by replica.
+      loads: number of unfinished requests by replica.
       slack: allowed difference in the number of requests.
     """
     least = min(loads.values(), default=0)

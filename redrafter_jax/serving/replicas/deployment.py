@@ -1,4 +1,4 @@
-"""The application of Ray Serve with the replicas and their endpoint, and its cluster."""
+"""The Ray Serve application of the replicas and their endpoint, and the cluster that runs it."""
 
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
@@ -50,7 +50,7 @@ class Endpoint:
 
 
 class GuardedFront:
-    """The deployment of the endpoint, which is one process; if it is lost, all streams end."""
+    """The Ray Serve deployment of the endpoint: one process, whose loss ends all streams."""
 
     def __init__(self, engines: Any, endpoint: Endpoint, max_body: int) -> None:
         front = Front(engines)
@@ -74,7 +74,15 @@ def make_application(
     *,
     log_prompts: bool = False,
 ) -> serve.Application:
-    """Build the application; each replica calls `load`, which must be picklable."""
+    """Build the Ray Serve application of the replicas and their endpoint.
+
+    Args:
+      load: picklable function that each replica calls to load its engine and the served model.
+      limits: limits of each replica.
+      replicas: number and resources of the replicas.
+      endpoint: address and API key of the endpoint.
+      log_prompts: whether prompts are logged.
+    """
     few, most = replicas.replicas or 1, replicas.max_replicas
     gpus = replicas.replica_gpus
     if gpus is None:
@@ -114,10 +122,10 @@ def make_application(
 
 
 def _surge(cpus: float, gpus: float) -> int:
-    """Percent of the replicas that an update starts before it ends others.
+    """Return the percentage of replicas that a rolling update starts before it ends old ones.
 
-    If no machine has room for one more, the update would wait for room forever, so it has to end a
-    replica first.
+    If no machine has room for one more replica, the update would wait forever. It then ends an old
+    replica first, and the percentage is 0.
     """
     for free in available_resources_per_node().values():  # a replica is on one machine
         if free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus:
@@ -126,7 +134,7 @@ def _surge(cpus: float, gpus: float) -> int:
 
 
 class Cluster:
-    """Ray's cluster; see `join_cluster`.
+    """Ray's cluster, which the constructor starts or joins; see `join_cluster`.
 
     Raises:
       InputError: the cluster cannot be joined.
@@ -136,7 +144,7 @@ class Cluster:
         join_cluster()
 
     def deploy(self, application: serve.Application, endpoint: Endpoint) -> None:
-        """Serve the application; an earlier one of this name is replaced replica by replica.
+        """Serve the application; if an earlier one runs, its replicas are replaced one by one.
 
         Raises:
           InputError: the replicas do not start.

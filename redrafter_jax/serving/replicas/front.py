@@ -35,8 +35,8 @@ class Front:
     """The ASGI application of the endpoint.
 
     If a replica is lost, its streams end with one error event, also in `/v1/responses`. A request
-    of which no output has been sent is retried once on another replica. The endpoint itself is one
-    process: if it is lost, the streams of all replicas break off.
+    is retried once on another replica if none of its answer has been sent. The endpoint itself is
+    one process: if it is lost, the streams of all replicas break off.
 
     Args:
       engines: Ray Serve's handle of the replicas.
@@ -119,8 +119,8 @@ class _Told:
     """The state of an answer that is forwarded to the client.
 
     Attributes:
-      begun: whether the client has been sent some of its body.
-      whole: whether the client has been sent its last message.
+      begun: whether a part of the answer's body has been sent to the client.
+      whole: whether the answer's last message has been sent to the client.
     """
 
     def __init__(self, send: Send) -> None:
@@ -129,7 +129,7 @@ class _Told:
         self.begun = self.whole = False
 
     async def send(self, message: Message) -> None:
-        """Forward a message; the head of an answer is held back until its body begins."""
+        """Forward an ASGI message; status and headers are held back until the body begins."""
         if message["type"] == "http.response.start":
             self._start = message
             return

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 
 def joined_pages(pages: Mapping[str, str]) -> bytes:
-    """A page with the samples of all pages, each labelled with its `replica`."""
+    """Join the pages of replicas, by name; the label `replica` names each sample's replica."""
     families: dict[str, Metric] = {}
     for name, page in pages.items():
         for family in text_string_to_metric_families(page):

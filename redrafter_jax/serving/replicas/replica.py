@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """One engine with the application of a single server.
+    """One engine, with the same HTTP application as a server without replicas.
 
     Args:
-      load: function that loads the models and returns their engine and description.
+      load: function that loads the models and returns the engine and the served model.
       limits: limits on requests.
       log_prompts: whether prompts are logged.
     """
@@ -87,7 +87,7 @@ class EngineReplica:
         return name, self._service.metrics.page().decode()
 
     def check_health(self) -> None:
-        """Raise an error if the engine has ended; Ray Serve then replaces the replica."""
+        """Raise a RuntimeError unless the engine is ready; Ray Serve then replaces the replica."""
         if (status := self._service.worker.status) != "ready":
             raise RuntimeError(f"the engine is {status}")
 

@@ -1,4 +1,4 @@
-"""Routes requests of Ray Serve to the replica that has cached the conversation's beginning."""
+"""Routes a request of Ray Serve to the replica that has cached the conversation's beginning."""
 
 # The extra `ray` may be missing.
 # pyright: reportMissingImports=false
@@ -14,7 +14,7 @@ class ConversationRouter(RequestRouter):
     """Routes a request by its first argument, the conversation's key; see `ranked`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Store the `slack` of `ranked`."""
+        """Store `slack`, an argument of `ranked`."""
         self._slack: int = kwargs["slack"]
 
     async def choose_replicas(
@@ -22,7 +22,7 @@ class ConversationRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replicas in order of preference, each in a rank of its own."""
+        """Return the replicas in order of preference, as lists of one replica each."""
         key = ""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # if no replica has room

@@ -1,11 +1,11 @@
 "use strict";
-/** An answer on the page: its text as it comes, what was counted, and a chart of its target calls. */
+/** An answer on the page: its text while it arrives, its counts, and a chart of its target calls. */
 const Answer = (() => {
   const BARS = 60, TALLEST = 6;  // calls in the chart; tokens of its highest bar
   const SVG = "http://www.w3.org/2000/svg";
 
   class Answer {
-    /** With `written` the text is shown as the target wrote it, else as Markdown. */
+    /** `view` has the settings of the page: `written` shows the text as the target wrote it, not as Markdown. */
     constructor(parent, title, view) {
       this.view = view;
       this.root = add(parent, "section", "answer");
@@ -20,17 +20,17 @@ const Answer = (() => {
       this.copied = () => { copy.dataset.text = this.shown; };
       this.counts = add(this.root, "div", "counts");
       this.box = add(this.root, "div", "text");
-      this.text = "";      // what the conversation goes on with
-      this.shown = "";     // what all tokens spell
-      this.tokens = [];    // [where its text ends, its call, who proposed it]
-      this.gains = [];     // tokens of each target call; of prefill's first
+      this.text = "";      // the answer's text in the conversation that later requests send
+      this.shown = "";     // the text of all tokens
+      this.tokens = [];    // for each token: [end of its text in `shown`, its target call, its proposer]
+      this.gains = [];     // number of tokens of each target call; prefill is call 0
       this.after = 0;
       this.first = this.last = null;
       this.open = undefined;
       this.waiting = 0;
     }
 
-    /** Tokens of a trace, and what they add to the conversation. */
+    /** Add the tokens of a `draft_trace`, and the text that they add to the conversation. */
     take(trace, text) {
       const now = performance.now();
       for (const { text, call, origin } of trace) {
@@ -45,7 +45,7 @@ const Answer = (() => {
       this.schedule();
     }
 
-    /** What can be shown again later. */
+    /** The data from which `restore` shows this answer again later. */
     get record() { return { text: this.text, shown: this.shown, tokens: this.tokens, speed: this.speed }; }
 
     restore(record) {
@@ -58,7 +58,7 @@ const Answer = (() => {
       return this.restored ?? (this.after ? (1000 * this.after) / (this.last - this.first) : 0);
     }
 
-    /** Show what is new in the next frame; a text that takes long to show is shown less often. */
+    /** Show new text in the next frame; a text that takes long to show is shown less often. */
     schedule() {
       if (this.waiting) return;
       this.waiting = setTimeout(() => requestAnimationFrame(() => {
@@ -71,7 +71,7 @@ const Answer = (() => {
       }), this.pause ?? 0);
     }
 
-    /** Show the whole text anew, with the marks and colours that are asked for now. */
+    /** Show the whole text again, with the current settings. */
     finish() {
       clearTimeout(this.waiting);
       this.waiting = 0;
@@ -94,7 +94,7 @@ const Answer = (() => {
       this.draw();
     }
 
-    /** Characters of a view, coloured by who proposed their tokens. */
+    /** Add characters `from` to `to` of a view, coloured by who proposed their tokens. */
     paint(parent, view, from, to) {
       if (!this.view.colours()) return Markdown.addText(parent, view.text.slice(from, to));
       const place = (index) => (view.at ? view.at[index] : index);
@@ -111,7 +111,7 @@ const Answer = (() => {
       }
     }
 
-    /** The token that a place of the text is of. */
+    /** The index of the token that holds the character at index `place` of the text. */
     tokenAt(place) {
       let low = 0, high = this.tokens.length - 1;
       while (low < high) {
@@ -123,14 +123,14 @@ const Answer = (() => {
     }
 
     count() {
-      const gained = this.tokens.length - 1;  // prefill decides the first
+      const gained = this.tokens.length - 1;  // the first token is from prefill
       const calls = this.tokens.length ? this.tokens[this.tokens.length - 1][1] : 0;
       this.perCall = calls ? gained / calls : 1;
       this.counts.textContent = `${this.tokens.length} tokens, ${this.speed.toFixed(1)} tokens/s, ` +
         `${this.perCall.toFixed(2)} tokens per target call, ${Math.max(0, gained - calls)} calls saved`;
     }
 
-    /** A bar for each of the last target calls, as high as the tokens that it gained. */
+    /** Draw a bar for each of the last target calls; its height is the number of tokens gained. */
     draw() {
       const last = this.gains.slice(1).slice(-BARS);
       const bars = last.map((gained, index) => {

@@ -1,10 +1,10 @@
 "use strict";
 /**
- * Markdown as nodes of the page. The text of a model reaches the page as text nodes alone, and as the
- * addresses of links that `safeAddress` has passed: nothing that it writes is ever read as HTML.
+ * Markdown as nodes of the page. A model's text reaches the page only as text nodes, and as the
+ * addresses of links that `safeAddress` has passed. It is never parsed as HTML.
  *
- * Every character keeps its place in the text, so that what paints a stretch can ask which token it
- * came from. What may be long is searched within bounds: a hostile text takes no quadratic time.
+ * The index of every character in the text is kept, so the function that paints characters can find
+ * their tokens. Searches are bounded, so a hostile text does not take quadratic time.
  */
 const Markdown = (() => {
   const DEEPEST = 8;  // of lists and quotes in one another
@@ -24,10 +24,10 @@ const Markdown = (() => {
   const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
   const LINK = /!?\[((?:[^[\]\\]|\\.){0,500})\]\( *<?([^\s()<>]{1,1000}(?:\([^\s()<>]{0,200}\)[^\s()<>]{0,500})?)>?(?: +"[^"]{0,500}")? *\)/y;
   const ADDRESS = /https?:\/\/[^\s<>"'`*\]|]{1,1000}/y;
-  // Of these the order of letters on the screen is not their order in the text.
+  // Characters that make the order of letters on the screen differ from their order in the text.
   const OVERRIDES = /([\u202a-\u202e\u2066-\u2069])/;
 
-  /** Text as it stands; characters that turn its direction are shown by their numbers. */
+  /** Add text unchanged, except that characters that change its direction are shown as U+ numbers. */
   function addText(parent, text) {
     for (const part of text.split(OVERRIDES)) {
       if (OVERRIDES.test(part)) {
@@ -37,7 +37,7 @@ const Markdown = (() => {
     }
   }
 
-  /** Whether a line is a rule: three marks of one kind or more, and spaces. */
+  /** Whether a line is a horizontal rule: at least three equal marks, and spaces. */
   function isRule(line) {
     const begun = RULE.exec(line);
     if (!begun) return false;
@@ -49,18 +49,18 @@ const Markdown = (() => {
     return marks >= 3;
   }
 
-  /** Where a line ends from a place on, less the hashes that close a heading, and spaces. */
+  /** The index where a heading's text ends, without spaces and the hashes that close the heading. */
   function headingEnd(text, from, to) {
     const before = (mark, end) => {
       while (end > from && text[end - 1] === mark) end--;
       return end;
     };
     const end = before(" ", to), hashes = before("#", end);
-    // They stand apart from what they close.
+    // A space must separate the closing hashes from the text.
     return hashes === from || text[hashes - 1] === " " ? before(" ", hashes) : end;
   }
 
-  /** An address less the marks that end the sentence around it. */
+  /** An address without the punctuation that ends the sentence around it. */
   function trimAddress(address) {
     let end = address.length;
     while (end > 0 && ".,;:!?)}".includes(address[end - 1])) end--;
@@ -75,7 +75,7 @@ const Markdown = (() => {
     } catch { return null; }
   }
 
-  /** Lines of the text from a place on, as stretches without their ends. */
+  /** The lines of the text from an index on, as `from` and `to` without the line breaks. */
   function linesOf(text, from) {
     const lines = [];
     while (from <= text.length) {
@@ -87,7 +87,7 @@ const Markdown = (() => {
     return lines;
   }
 
-  /** Stretches put together with newlines: their text, and the place in the whole of each character. */
+  /** Join lines with newlines: the joined text, and each character's index in the whole text. */
   function join(text, lines) {
     const parts = lines.map((line) => text.slice(line.from, line.to));
     const joined = parts.join("\n");
@@ -152,7 +152,7 @@ const Markdown = (() => {
     }
   }
 
-  /** Fill a list with the lines of each item, less their indentation; the line after the list. */
+  /** Fill a list with each item's lines, without indentation; return the index of the line after it. */
   function readList(list, lines, i, read, begins) {
     const numbered = !Number.isNaN(list.start);
     let item = null, inset = 0, outermost = Infinity;
@@ -166,7 +166,7 @@ const Markdown = (() => {
         outermost = Math.min(outermost, spaces);
         list.items.push(item = [{ from: lines[i].from + found[0].length, to: lines[i].to }]);
       } else if (blank) {
-        // The list goes on behind it only with what is indented, or with another item.
+        // After a blank line, only indented lines or another item continue the list.
         const next = i + 1 < lines.length ? read(i + 1) : "";
         const other = ITEM.exec(next);
         if (!/^ {2}/.test(next) && !(other && /\d/.test(other[2]) === numbered)) return i;
@@ -178,7 +178,7 @@ const Markdown = (() => {
     return i;
   }
 
-  /** The stretches between the bars of a table's row; the last of `most` has all that is left. */
+  /** The cells between the bars of a table's row; if there are more than `most`, the last has the rest. */
   function cells(text, row, most = Infinity) {
     const isBar = (at) => text[at] === "|" && text[at - 1] !== "\\";
     let { from, to } = row;
@@ -196,7 +196,7 @@ const Markdown = (() => {
     return found;
   }
 
-  /** Where a run of so many backticks comes next; -1 for nowhere, which is remembered. */
+  /** The index of the next run of exactly `count` backticks; -1 if there is none, which is remembered. */
   function closingTicks(view, count, from) {
     if (view.unclosed.has(count)) return -1;
     const run = "`".repeat(count);
@@ -210,7 +210,7 @@ const Markdown = (() => {
     return -1;
   }
 
-  /** Where the mark that opens here closes; -1 for nowhere near. */
+  /** The index where the mark that opens here closes; -1 if it does not close nearby. */
   function closingMark(view, mark, from, to) {
     const { text, failed } = view;
     const tried = failed.get(mark) ?? 0;
@@ -232,7 +232,7 @@ const Markdown = (() => {
     return -1;
   }
 
-  /** A link, or its text alone where its address is none that may be followed. */
+  /** Append a link to `parent` and return it; null if the address is not safe. */
   function addLink(parent, address) {
     const href = safeAddress(address);
     if (href === null) return null;
@@ -244,7 +244,7 @@ const Markdown = (() => {
     return link;
   }
 
-  /** The marks within a line or a paragraph. */
+  /** Append the text of a line or a paragraph, with its links and marks. */
   function inline(parent, view, from, to, paint, depth = 0) {
     const { text } = view;
     let begun = from;
@@ -254,7 +254,7 @@ const Markdown = (() => {
       if (!special || special.index >= to) break;
       at = special.index;
       const before = () => begun < at && paint(parent, view, begun, at);
-      let end = -1;  // of what is found here
+      let end = -1;  // the end of the mark found here
       if (text[at] === "\\" && at + 1 < to && PUNCTUATION.test(text[at + 1])) {
         before();
         begun = at + 1;
@@ -369,11 +369,11 @@ const Markdown = (() => {
   }
 
   /**
-   * Show a text below `parent`, from a block on; what is there of it already is taken away.
+   * Show a text below `parent`. Blocks before `open` stay; the blocks from `open` on are replaced.
    *
-   * `paint(parent, view, from, to)` adds the characters from..to of `view.text`, which are those at
-   * `view.at` of the text. Returns the blocks that may change when the text goes on: where the last
-   * but one begins, and its node.
+   * `paint(parent, view, from, to)` adds characters `from` to `to` of `view.text`; `view.at` holds
+   * their indices in the text. Returns the next `open`, the first block that more text may change:
+   * the index where the last block but one begins, and the block's node.
    */
   function render(parent, text, paint, open = { from: 0, node: null }) {
     while (open.node && open.node.nextSibling) open.node.nextSibling.remove();

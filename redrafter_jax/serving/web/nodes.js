@@ -1,5 +1,5 @@
 "use strict";
-/** A new element below `parent`, with a class and a text if they are given. */
+/** Append a new element to `parent`, with a class and a text if they are given; return it. */
 const add = (parent, tag, name = "", text = "") => {
   const made = document.createElement(tag);
   if (name) made.className = name;

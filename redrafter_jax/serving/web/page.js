@@ -1,5 +1,5 @@
 "use strict";
-/** The conversation: asked, streamed, stopped, tried again, and kept in this browser. */
+/** The conversation: questions, streamed answers, retries, and the record in this browser. */
 const $ = (id) => document.getElementById(id);
 
 const SEEDS = 2 ** 31;
@@ -14,7 +14,7 @@ const EXAMPLES = [
 let model = null;      // of /v1/models
 let turns = [];        // { question, seed, answer, other, note, root }
 let running = null;    // an AbortController while an answer comes
-let editing = false;   // the last turn gives way to what is sent next
+let editing = false;   // whether the next message replaces the last turn
 
 const scroller = document.querySelector("main");
 const view = {
@@ -43,7 +43,7 @@ async function connect() {
     [model] = (await response.json()).data;
     $("model").className = "";
     $("model").textContent = `${model.id}, ${model.context_length} tokens of context` +
-      (model.chat ? "" : "; it has no chat template, so that it continues your text");
+      (model.chat ? "" : "; it has no chat template, so it continues your text");
     $("model").title = $("model").textContent;
     $("system").disabled = !model.chat;
   } catch (error) {
@@ -53,7 +53,7 @@ async function connect() {
   }
 }
 
-/** The objects of a stream of server-sent events. */
+/** Yield the objects of a stream of server-sent events. */
 async function* events(response) {
   const decoder = new TextDecoder();
   let waiting = "";
@@ -71,7 +71,7 @@ async function* events(response) {
   throw new Error("The connection was closed before the end of the answer.");
 }
 
-/** What is typed into a field; undefined, which JSON leaves out, for nothing. */
+/** The number in a field; undefined, which JSON leaves out, if the field is empty. */
 const number = (id) => ($(id).value === "" ? undefined : Number($(id).value));
 
 function body(turn, speculation) {
@@ -108,7 +108,7 @@ async function stream(turn, answer, speculation) {
 
 // The conversation
 
-/** A turn on the page, with an answer that is empty yet. */
+/** Add a turn with an empty answer to the page. */
 function begin(question, seed) {
   if (!turns.length) $("turns").replaceChildren();
   const turn = { question, seed, note: "", other: null, root: add($("turns"), "article") };
@@ -119,7 +119,7 @@ function begin(question, seed) {
   return turn;
 }
 
-/** The second answer, of the same seed without a drafter. */
+/** Add the second answer to a turn: the same seed, without a drafter. */
 function beginOther(turn) {
   turn.other = new Answer(turn.answers, "Without a drafter", view);
   return turn.other;
@@ -132,7 +132,7 @@ function conclude(turn, note, fault = false) {
   offerActions();
 }
 
-/** Below the last turn what may be done with it. */
+/** Show the buttons for the last turn below it. */
 function offerActions() {
   document.querySelectorAll(".actions").forEach((old) => old.remove());
   const last = turns.at(-1);
@@ -155,7 +155,7 @@ function welcome() {
   }
 }
 
-/** Answer a message; with `replaced`, the last turn, in its place. */
+/** Answer a message; `replaced` is the last turn if the message replaces it, else null. */
 async function ask(question, seed = number("seed") ?? Math.floor(Math.random() * SEEDS), replaced = null) {
   if (running || !question.trim()) return;
   if (!model) await connect();
@@ -185,13 +185,13 @@ async function ask(question, seed = number("seed") ?? Math.floor(Math.random() *
   running = null;
   setRunning(false);
   if (turn.answer.tokens.length) {
-    if ($("question").value === question) $("question").value = "";  // else it is the next one
+    if ($("question").value === question) $("question").value = "";  // otherwise the next message is typed already
     const follow = view.atEnd();
     turn.answer.finish();
     if (turn.other) turn.other.finish();
     conclude(turn, note, fault);
     if (follow) view.toEnd();
-  } else if (turns.at(-1) === turn) {  // all is as it was, and the message can be mended
+  } else if (turns.at(-1) === turn) {  // restore the page, so that the message can be corrected
     turns.pop().root.remove();
     if (replaced) {
       turns.push(replaced);
@@ -212,14 +212,14 @@ function setRunning(is) {
   document.querySelectorAll(".actions button").forEach((button) => { button.disabled = is; });
 }
 
-/** Answer the last message again: with the next seed where one is set, else with another random one. */
+/** Answer the last message again, with the next seed if a seed is set, else with a new random seed. */
 function retry() {
   if (running || !turns.length) return;
   const last = turns.at(-1);
   ask(last.question, number("seed") === undefined ? undefined : (last.seed + 1) % SEEDS, last);
 }
 
-/** Put the last message back to be changed. */
+/** Put the last message into the input field, to be changed. */
 function edit() {
   if (running || !turns.length) return;
   editing = true;
@@ -256,7 +256,7 @@ function keep() {
   try { localStorage.setItem(KEPT, JSON.stringify({ form: FORM, settings, turns: kept })); } catch { /* it is full, or off */ }
 }
 
-/** Show again what was kept; a record that cannot be read, or is of another form, is as none. */
+/** Show the stored conversation; a record that is broken or of another form is ignored. */
 function recall() {
   let kept = null;
   try { kept = JSON.parse(localStorage.getItem(KEPT)); } catch { /* it is broken, or off */ }
@@ -287,7 +287,7 @@ function applySettings() {
   document.querySelector(".legend").hidden = !$("colours").checked;
 }
 
-/** Into the clipboard; pages without a secure address have the old way alone. */
+/** Copy text to the clipboard; pages without a secure address only have the old way. */
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = add(document.body, "textarea");
