@@ -77,6 +77,6 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 def test_a_beam_has_no_more_extensions_than_tokens_to_draft() -> None:
     config = HeadConfig(vocab_size=5, hidden_size=4)
     config.check_tree(TreeConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
-    sentence = "num_nodes is 9; with rerank it may be at most 8, for the drafter can draft 5 tokens"
+    sentence = "is 9; with rerank it may be at most 8, because the drafter can draft 5 tokens"
     with pytest.raises(InputError, match=sentence):
         config.check_tree(TreeConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))
