@@ -193,7 +193,7 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         ),
         (
             lambda weights: weights.update(d2t=weights["d2t"][::-1].copy()),
-            "of the table 'd2t' hold .* sort the table",
+            "of the table 'd2t' hold .* sort the tokens of the table",
         ),
         (
             lambda weights: weights.update(d2t=weights["d2t"].astype(np.float32)),

@@ -229,7 +229,7 @@ def ones(*shape: int) -> tuple[np.ndarray, str]:
         ({"blk.0.attn_q.weight": ...}, "holds no weight 'model.layers.0.self_attn.q_proj"),
         ({"blk.0.ffn_gate_inp.weight": ones(2, 32)}, "models of this architecture do not have"),
         ({"attn_q.weight": ones(2, 32)}, "models of this architecture do not have"),
-        ({"output_norm.weight": ones(32)}, r"shape \(32,\), but its configuration asks for"),
+        ({"output_norm.weight": ones(32)}, r"shape \(32,\), but the configuration asks for"),
         ({"blk.0.ffn_up.weight": (np.ones((256, 256), np.int8), "I8")}, "is stored as I8; supp"),
         ({"rope_factors_long.weight": ones(32)}, "must be 'longrope', but it is 'none'"),
         (
