@@ -23,8 +23,8 @@ class HeadConfig(Checked):
       head: the vocabulary projection: "own" for a matrix of the drafter; "low_rank" for a product
         of two smaller matrices of the drafter; "target" for the target's projection, which the
         drafter does not store.
-      context_layers: indices from 0 of the target layers whose hidden states the drafter reads in
-        addition to the last hidden state.
+      context_layers: indices, counted from 0, of the target layers whose outputs the drafter reads
+        in addition to the last hidden state.
     """
 
     vocab_size: Count

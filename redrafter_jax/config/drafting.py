@@ -37,9 +37,9 @@ class TreeConfig(Checked):
         Python and YAML, the paths may be given instead of True: ((0,), (1,), (0, 0)) takes the two
         best tokens of the first head and, after the best one, the best token of the second head.
       rerank: choose the N nodes among all extensions (tokens scored after a beam), not only among
-        those that become beams; other extensions become leaves (after EAGLE-2, arXiv 2406.16858,
-        section 4.2). N may then exceed `1 + R * W`, up to one more than the number of tokens that
-        can be drafted.
+        those that become beams; the other chosen extensions become leaves (after EAGLE-2, arXiv
+        2406.16858, section 4.2). N may then exceed `1 + R * W`, up to one more than the number of
+        tokens that can be drafted.
       mean_nodes: average number of nodes per row that the target verifies in a batch of B rows.
         Each step verifies the `B * mean_nodes` nodes that the drafter finds likeliest in the whole
         batch; a row that has ended leaves its nodes to the other rows. By default every row has N
@@ -64,7 +64,7 @@ class TreeConfig(Checked):
         width, least = self.beam_width, 1 + self.lookup_tokens
         lookup = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
         problem = (
-            f"is {self.num_nodes}; beam_width={width} and draft_rounds={self.draft_rounds} give "
+            f"is {self.num_nodes}; beam_width={width} and draft_rounds={self.draft_rounds} allow "
             f"{least} to {self.max_nodes} nodes{lookup}{', and more with rerank' * self.rerank}."
         )
         fits = least <= self.budget and (self.rerank or self.budget <= self.max_nodes)
@@ -188,7 +188,8 @@ class MirrorConfig(Checked):
       candidates: k, number of next tokens that are guessed after each node, not counting the node's
         children.
       branches: M, number of likeliest guesses (last accepted node, next token) for which a tree is
-        drafted ahead; by default `P * k`, which is every guess if the tree is a chain.
+        drafted ahead; by default k for each of the P nodes of the longest path, which is every
+        guess if the tree is a chain.
       drafter_devices: number of devices that only the drafter uses: the first ones that the target
         does not use. With 0, the drafter shares the target's devices, and target and drafter do not
         run at the same time.

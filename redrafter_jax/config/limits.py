@@ -90,7 +90,7 @@ def read_config[T](
       within: place of the mapping inside the file, such as "trees.0."; empty for the whole file.
       foreign: whether other programs write such files. If so, unknown keys are ignored, and a null
         counts as a missing field.
-      given: values of fields that the file does not state.
+      given: values of fields that are not read from the file.
 
     Raises:
       InputError: a field without a default is missing, a name is unknown, or a value is invalid.
@@ -107,7 +107,9 @@ def read_config[T](
             continue
         if name not in stated or (foreign and stated[name] is None):
             if one.default is MISSING:
-                raise InputError(f"{file} does not state {within + name!r}, and it has no default.")
+                raise InputError(
+                    f"{file} does not state {within + name!r}, which has no default; add it."
+                )
             continue
         value, needed = stated[name], "less than 2 to the 63rd"
         if type(value) is not int or abs(value) < INT_LIMIT:

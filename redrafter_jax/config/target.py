@@ -134,7 +134,7 @@ class TargetConfig(Checked):
       qk_norm: whether every head's queries and keys are normalised before they are rotated.
       sliding_window: number of positions that a token attends to in a windowed layer, including its
         own; None without windowed layers.
-      windowed_layers: indices from 0 of the layers with a sliding window.
+      windowed_layers: indices, counted from 0, of the layers with a sliding window.
       rope_local_base_freq: rotary base of windowed layers, whose frequencies are not scaled. With
         None, windowed layers use `rope_theta` and `rope_scaling` like the other layers.
       query_pre_attn_scalar: number whose square root divides the attention scores; None for

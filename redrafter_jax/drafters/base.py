@@ -1,7 +1,7 @@
 """The interface of drafters: a drafter reads decided tokens and proposes trees of next tokens.
 
 Decided tokens are the tokens of the prompt and those that the target has chosen. A drafter affects
-the speed of decoding, never the text. It is a frozen dataclass, decorated with
+the speed of decoding, never the text. Every drafter is a frozen dataclass, decorated with
 `@jax.tree_util.register_dataclass`. Weights are in fields of type `Model`; a mesh splits any other
 array field by rows, like a batch. Trees and states are not fields, but arguments of the methods.
 
@@ -51,10 +51,10 @@ LoadedHead = Model[Any, Any]
 class Drafter(ABC):
     """The interface of a drafter.
 
-    The argument `own` of the methods is the drafter's state between two calls. After `read`, the
-    state must not depend on the state before it: what the drafter keeps of earlier tokens is in its
-    own layers of the cache. Texts can therefore share a cached prefix: the first chunk of a request
-    is read with the state of `empty`, even if the chunk starts after a cached prefix.
+    The argument `own` of the methods is the drafter's state between two calls. The state that
+    `read` returns must not depend on the previous state: what the drafter keeps of earlier tokens
+    is in its own layers of the cache. Texts can therefore share a cached prefix: the first chunk of
+    a request is read with the state of `empty`, even if the chunk starts after a cached prefix.
     """
 
     @property
@@ -63,7 +63,10 @@ class Drafter(ABC):
         """The name of the drafter in reports."""
 
     def layers(self, target: TargetConfig) -> tuple[int, ...]:
-        """The indices of target layers whose outputs `read` gets with the last hidden state."""
+        """The indices of the target layers whose outputs `read` gets.
+
+        `read` always gets the last hidden state too, which the result does not name.
+        """
         del target
         return ()
 

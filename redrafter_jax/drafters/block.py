@@ -101,7 +101,7 @@ class BlockDrafter(HeadDrafter):
         The rounds run only the small heads of DSpark, if there are any. They correct the scores
         from the tokens drafted before. The state of a beam is the state of the sequential head.
 
-        The arguments `root` and `lengths` are those of `View`, the others those of `propose`.
+        `root` and `lengths` are fields of `View`; the other arguments are those of `propose`.
         """
         head, rounds = self.model.merge(), tree.draft_rounds
         scale = head.config.layer.attention_scale

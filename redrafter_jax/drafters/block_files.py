@@ -75,7 +75,7 @@ def is_published(stated: Mapping[str, Any]) -> bool:
 def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of all dialects as one flat mapping.
 
-    Files of speculators nest the fields of the layers, and files of z-lab those of the block.
+    Files of speculators nest the fields of the layers. Files of z-lab nest the fields of the block.
 
     Raises:
       FieldError: the head is not supported.

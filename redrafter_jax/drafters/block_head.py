@@ -172,7 +172,7 @@ class Corrected(NamedTuple):
 class SequentialHead(nnx.Module):
     """The sequential head of DSpark, which corrects the scores after each drafted token.
 
-    The correction is a sum: a bias of rank `markov_rank` is added to the scores.
+    It adds a bias to the scores. The bias is projected from an embedding of width `markov_rank`.
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs) -> None:

@@ -103,9 +103,9 @@ class EagleDrafter(HeadDrafter):
     ) -> tuple[Advance, Grown]:
         """Return the `Advance` of the head, and the state before the first round.
 
-        The argument `lengths` is that of `View`, the others are those of `propose`. The state of a
-        beam is the mask of the nodes that it attends to, and the layer's output at its newest
-        entry.
+        `lengths` is a field of `View`; the other arguments are those of `propose`. The state of a
+        beam is the mask of the nodes that the beam attends to, and the layer's output at the beam's
+        newest entry.
         """
         head, scorer, B = self.model.merge(), self.scorer(target), len(lengths)
         scale, dtype = head.config.layer.attention_scale, cache.keys[0].dtype

@@ -59,8 +59,8 @@ class EagleConfig(HeadConfig):
       rms_norm_eps: epsilon of all norms of the head.
       rope_theta: base of the rotary embedding.
       rope_scaling: scaling of the rotary frequencies; None for no scaling.
-      fc_bias: whether `fc` has a bias. `fc` is the projection of the fused hidden states, or in
-        version 1 of the pair.
+      fc_bias: whether `fc` has a bias. `fc` projects the hidden states to fuse, or in version 1 the
+        pair of hidden state and embedding.
       attention_bias: whether the query, key and value projections have a bias.
       attention_output_bias: whether the output projection of attention has a bias.
       qk_norm: whether queries and keys are normalised per head before the rotary embedding.

@@ -147,7 +147,7 @@ class HeadDrafter(Drafter):
     def prepare(self, lender: Lender) -> "HeadDrafter":
         """Return the drafter with the target's projection to its `draft_tokens`, if it needs one.
 
-        It needs none if the head has its own projection, if the head drafts all tokens, or on a
+        The drafter needs none if its head has a projection, if its head drafts all tokens, or on a
         mesh that splits the vocabulary.
         """
         config = self.model.config

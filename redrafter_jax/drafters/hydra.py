@@ -32,7 +32,7 @@ class HydraDrafter(HeadDrafter):
     """Drafts with Hydra heads.
 
     The state `own`, `[B D]`, is the hidden state at the last read token. If the heads have the
-    layer of Hydra++, it is that layer's output.
+    layer of Hydra++, the state is that layer's output.
     """
 
     @property

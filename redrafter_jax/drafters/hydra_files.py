@@ -43,7 +43,7 @@ _NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layer
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether the code of Hydra's authors wrote `config.json`; it states no `model_type`."""
+    """Whether `config.json` comes from Hydra's authors, whose files state no `model_type`."""
     return not stated.get("model_type") and "hydra_num_heads" in stated
 
 

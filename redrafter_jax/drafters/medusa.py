@@ -223,7 +223,7 @@ def _assumed_acceptance(path: Path) -> float:
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether the code of Medusa's authors wrote `config.json`; it states no `model_type`.
+    """Whether `config.json` comes from Medusa's authors, whose files state no `model_type`.
 
     The authors' files state the numbers of heads and blocks under the same names as this library's
     files, but no sizes (https://github.com/FasterDecoding/Medusa).

@@ -1,8 +1,8 @@
 """A language model as the drafter of another model with the same vocabulary (arXiv 2211.17192).
 
 The drafter either reads the text into its own layers of the cache, or attends to the target's keys
-and values. In the second case, its keys and values must have the shape of the target's. A beam
-search grows its trees; each drafted token attends to the text and to its own ancestors.
+and values. In the second case, the drafter's keys and values must have the shape of the target's. A
+beam search grows the trees; each drafted token attends to the text and to its own ancestors.
 """
 
 from dataclasses import dataclass, field, replace

@@ -148,10 +148,10 @@ def attend_in_rows(
 ) -> Attend:
     """Return the attention of training: a token attends to its own document, up to itself.
 
-    A rollout trains several draft rounds on their own outputs. In its later rounds, a position
-    attends to its own drafted entries instead of the true token's entry. `rollout` holds keys and
-    values: first those of the true tokens, then those of each round so far. Scores are not stored;
-    the backward pass recomputes them.
+    In a rollout, the layer's outputs are its inputs in the next draft round. In later rounds of a
+    rollout, a position attends to its own drafted entries instead of the true token's entry.
+    `rollout` holds keys and values: first those of the true tokens, then those of each round so
+    far. Attention scores are not stored; the backward pass recomputes them.
     """
     within = partial(prefill_attention, segments=segments, scale=scale)
 

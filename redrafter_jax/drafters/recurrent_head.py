@@ -101,7 +101,7 @@ class RecurrentConfig(HeadConfig):
 
     @property
     def beyond_apple(self) -> dict[str, Any]:
-        """The fields that Apple's layout lacks, if they differ from the behaviour of Apple's code.
+        """The fields that Apple's layout lacks, without those that change nothing.
 
         The mapping is empty for a drafter that Apple's code can read.
         """

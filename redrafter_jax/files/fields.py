@@ -122,7 +122,9 @@ def field(
     """
     value = default if values.get(name) is None else values[name]
     if value is None:
-        raise InputError(f"{path} does not state {name!r}, and it has no default.")
+        raise InputError(
+            f"{path} does not state {name!r}, which has no default; add it or use another file."
+        )
     if type(value) is int and not -INT_LIMIT < value < INT_LIMIT:
         raise InputError(
             f"{path} states {name}={str(value)[:8]}..., a number of {len(str(abs(value)))} digits; "

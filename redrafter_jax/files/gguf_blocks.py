@@ -29,7 +29,7 @@ class BlockKind(NamedTuple):
       dtype: dtype of the codes, "I8" or "I4".
       codes: function from blocks [..., bytes] to codes [..., numbers], one int8 per code.
       scale: function from blocks to the scales of their groups, [..., groups].
-      minimum: function from blocks to the minima of their groups, or None.
+      minimum: function from blocks to the minima of their groups; None for formats without minima.
     """
 
     numbers: int

@@ -25,8 +25,8 @@ class Architecture(NamedTuple):
 
     Attributes:
       model_type: the family's `model_type`.
-      names: weight names by tensor name; names within a layer omit the prefixes `blk.0.` and
-        `model.layers.0.`.
+      names: mapping from tensor names to weight names; names within a layer omit the prefixes
+        `blk.0.` and `model.layers.0.`.
       interleaved: tensors that store the two halves of each head in alternating rows; transformers
         stores one half after the other. (The rotary embedding pairs the two halves.)
       norms_from_one: whether stored norm weights already include the 1 that the model adds.

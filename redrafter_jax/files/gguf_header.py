@@ -1,9 +1,9 @@
 """Reads the header of a GGUF file or of a split model: its fields and the offsets of its tensors.
 
-The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package has a
-reader too, but it takes seconds for a vocabulary, because it makes several arrays for each string,
-and it does not check counts against the size of the file. This reader checks that data lies within
-the file before it reads or allocates anything.
+The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The reader of the `gguf`
+package takes seconds for a vocabulary, because it makes several arrays for each string. It also
+does not check counts against the size of the file. The reader here checks that data lies within the
+file before it reads or allocates anything.
 """
 
 import math

@@ -148,7 +148,7 @@ def match_weights(
       config: the configuration.
       stored: the weights in the files, by name.
       layout: the layout that maps parameters to stored weights.
-      ignored: regular expressions for names of weights that the model may lack.
+      ignored: regular expressions for names of weights in the files that may have no parameter.
 
     Raises:
       InputError: a weight is missing, has the wrong shape, or does not belong to the model.

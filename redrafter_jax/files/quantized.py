@@ -90,7 +90,7 @@ def weight_with_scales(
     if codes.shape != shape or len(shape) != 2:
         raise InputError(
             f"{codes.path}: weight {name!r} has quantized numbers of shape {codes.shape}, but the "
-            f"configuration asks for {shape}."
+            f"configuration asks for {shape}; use files of the same model."
         )
     outputs, inputs = shape
     groups = scale.shape[-1] if scale.shape else 0

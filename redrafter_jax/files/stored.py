@@ -83,7 +83,7 @@ def check_shape(stored: StoredWeight, expected: tuple[int, ...]) -> None:
     if stored.shape != expected:
         raise InputError(
             f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, but the "
-            f"configuration asks for {expected}."
+            f"configuration asks for {expected}; use files of the same model."
         )
     if stored.dtype not in _DTYPES:
         raise InputError(

@@ -220,7 +220,10 @@ class _RefusedError(Exception):
 
 
 class Name(NamedTuple):
-    """A name of `_CALLS` or `_STORAGES`; a function in its place could keep state from BUILD."""
+    """The object that stands for a name of `_CALLS` or `_STORAGES` in a pickle.
+
+    It is not a function, because the pickle instruction BUILD could change a function's state.
+    """
 
     name: str
 
@@ -231,12 +234,12 @@ class Name(NamedTuple):
 
 
 class Dictionary(dict[Any, Any]):
-    """The result for dict and for OrderedDict."""
+    """What a dict or an OrderedDict of a pickle becomes."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Create an empty dictionary; without arguments, no call can copy an existing one."""
+        """Create an empty dictionary; there are no arguments, so no call can copy another one."""
 
     def __setstate__(self, state: Any) -> None:
         """Ignore the state of a pickled dictionary."""
@@ -260,7 +263,7 @@ class _Dispatch(dict[int, Any]):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler.
+    """The unpickler that is written in Python.
 
     The unpickler in C keeps its memo in an array whose length a file could choose.
     """

@@ -70,11 +70,11 @@ class TreeTable(Checked):
     trees: tuple[TunedTree, ...]
 
     def nearest(self, batch_size: int, temperature: float) -> TunedTree:
-        """The tree of the nearest batch size, and for this batch size of the nearest temperature.
+        """The entry of the nearest batch size, and among several, of the nearest temperature.
 
-        Batch sizes are compared by ratio, because the cost of a step grows in proportion. Of two
-        equally near batch sizes, the larger is taken, because trees gain less there. Of two equally
-        near temperatures, the lower is taken.
+        Batch sizes are compared by ratio, because the cost of a step grows in proportion to them.
+        Of two equally near batch sizes, the larger is taken, because trees gain less there. Of two
+        equally near temperatures, the lower is taken.
         """
         sizes = {tree.batch_size for tree in self.trees}
         size = min(sizes, key=lambda size: (abs(math.log(size / batch_size)), -size))

@@ -84,7 +84,7 @@ class PromptEncoding(NamedTuple):
       tokenizer: the target's tokenizer.
       eos_token_ids: ids of the target's end tokens.
       max_new_tokens: number of new tokens that must fit after each prompt.
-      positions: number of positions of the target.
+      positions: number of positions of the target, which limits prompt and new tokens together.
     """
 
     template: ChatTemplate

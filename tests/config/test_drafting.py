@@ -24,11 +24,11 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
             {"final_beams_only": True, "rerank": True},
             "final_beams_only is True, but rerank also keeps nodes outside the final beams; leave",
         ),
-        (TreeConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
+        (TreeConfig, {"num_nodes": 14}, "allow 1 to 13 nodes."),
         (
             TreeConfig,
             {"lookup_tokens": 2, "num_nodes": 2, "rerank": True},
-            "give 3 to 15 nodes, lookup_tokens=2 included, and more with rerank.",
+            "allow 3 to 15 nodes, lookup_tokens=2 included, and more with rerank.",
         ),
         (TreeConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
         (TreeConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),

@@ -259,8 +259,8 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
         ({"medusa_num_heads": "2"}, r"states medusa_num_heads='2'; it must be a whole number"),
         ({"medusa_num_heads": 10**9}, r"num_heads=1000000000 and .* hold only 15 weights"),
         ({"medusa_num_layers": 1}, r"no matrix '0\.1\.weight', which would be the vocabulary"),
-        ({"medusa_num_layers": ...}, r"does not state 'medusa_num_layers', and it has no default"),
-        ({"model_type": "medusa"}, r"does not state 'vocab_size', and it has no default"),
+        ({"medusa_num_layers": ...}, r"does not state 'medusa_num_layers', which has no default"),
+        ({"model_type": "medusa"}, r"does not state 'vocab_size', which has no default"),
         (SIZES | {"model_type": "medusa"}, r"holds the weight '2\.0\.linear\.bias' and 4 more, "),
         (SIZES | {"model_type": "medusa", "medusa_num_heads": 0}, r"num_heads is 0; it must be gr"),
         (
@@ -269,7 +269,7 @@ def test_published_heads_become_safetensors_as_they_are(published: Path, tmp_pat
         ),
         (
             {"model_type": "medusa", "medusa_num_heads": 3, "vocab_size": V, "hidden_size": 9},
-            r"has shape \(8,.*\), but the configuration asks for \(9,.*\)\.$",
+            r"has shape \(8,.*\), but the configuration asks for \(9,.*\);",
         ),
     ],
 )

@@ -217,7 +217,7 @@ def ones(*shape: int) -> tuple[np.ndarray, str]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"llama.block_count": ...}, "does not state 'llama.block_count', and it has no default"),
+        ({"llama.block_count": ...}, "does not state 'llama.block_count', which has no default"),
         ({"llama.block_count": 4000}, "states num_hidden_layers=4000, but the files hold only 12"),
         ({"llama.attention.head_count": [4, 4]}, r"head_count=\[4, 4\]; it must be a whole numb"),
         ({"llama.expert_count": 8}, "states llama.expert_count=8, which is not supported"),

@@ -123,7 +123,7 @@ QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj.weigh
         # Transposed, a [24, 32] matrix must not slip through either.
         (
             {f"{QUERY}.weight": np.zeros((32, 24))},
-            r"q_proj\.weight' has shape \(32, 24\), but the configuration asks for \(24, 32\)\.$",
+            r"q_proj\.weight' has shape \(32, 24\), but the configuration asks for \(24, 32\);",
         ),
     ],
 )
