@@ -100,9 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(content)
     except RecursionError:
-        raise InputError(
-            f"{path} is nested too deeply to be read; use the config.json of a model."
-        ) from None
+        raise InputError(f"{path} is nested too deeply to be read; use another file.") from None
     except ValueError as error:  # not JSON, not UTF-8, or a number with thousands of digits
         raise InputError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(values, dict):
