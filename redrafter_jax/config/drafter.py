@@ -19,13 +19,12 @@ class HeadConfig(Checked):
       vocab_size: V, the target's vocabulary size.
       hidden_size: D, the target's width.
       draft_tokens: ids of the tokens that can be drafted, in increasing order; None for all V. A
-        head over fewer tokens is faster, and the target still decodes the tokens that it leaves
-        out.
+        head over fewer tokens is faster, and the text may still contain the other tokens.
       head: the vocabulary projection: "own" for a matrix of the drafter; "low_rank" for a product
         of two smaller matrices of the drafter; "target" for the target's projection, which the
         drafter does not store.
-      context_layers: indices from 0 of the target layers whose hidden states the drafter reads in
-        addition to the last hidden state.
+      context_layers: indices, counted from 0, of the target layers whose outputs the drafter reads
+        in addition to the last hidden state.
     """
 
     vocab_size: Count
@@ -47,14 +46,17 @@ class HeadConfig(Checked):
             require(before < token <= most, self, "draft_tokens", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse a tree that takes more tokens than the head can draft.
+        """Refuse a tree that keeps more tokens per round than the head can draft.
 
         Each kind of head adds its own checks.
         """
         tree.check_tokens(self.draft_vocab_size)
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """The indices of the target's layers whose hidden states the drafter reads."""
+        """The indices of the target's layers whose outputs the drafter reads.
+
+        The drafter also reads the last hidden state, which the result does not name.
+        """
         del target
         return self.context_layers
 
@@ -65,5 +67,5 @@ class HeadConfig(Checked):
 
     @property
     def context_size(self) -> int:
-        """Z, the width of the target's hidden states that the drafter reads."""
+        """Z, the width of the concatenated hidden states of the target that the drafter reads."""
         return self.hidden_size * (len(self.context_layers) + 1)

@@ -17,32 +17,33 @@ class TreeConfig(Checked):
     """How a tree is drafted in one decode step.
 
     Attributes:
-      beam_width: W, beams kept per round; for heads that draft by rank, the number of best tokens
-        taken from each head.
-      draft_rounds: R, tokens drafted per beam (Apple's "beam length" is R + 1); for heads that
-        draft by rank, the number of heads that are used.
-      num_nodes: N, tree nodes that the target verifies, including the root and the lookup tokens;
-        by default `1 + R * W + lookup_tokens`, which keeps every token of the beams.
-      final_beams_only: keep only the nodes on the paths of the final beams, as in the paper.
+      beam_width: W, number of beams kept per round; for Medusa heads, which draft by rank, the
+        number of best tokens taken from each head.
+      draft_rounds: R, number of tokens drafted per beam (Apple's "beam length" is R + 1); for
+        Medusa heads, the number of heads that are used.
+      num_nodes: N, number of tree nodes that the target verifies, including the root and the lookup
+        tokens; by default `1 + R * W + lookup_tokens`, which keeps every token of the beams.
+      final_beams_only: keep only the nodes on the paths to the last round's beams, as in the
+        ReDrafter paper.
       sharpness: factor on the draft scores before they are normalised and summed along a beam; with
         1.0, beams are ranked by the drafter's own log-probabilities.
       candidates: number of best tokens, W or more, over which a beam's scores are normalised; by
         default all tokens (Apple's code uses 50).
-      lookup_tokens: C, the number of the N nodes that prompt lookup drafts: the tokens that
-        followed the last earlier occurrence of the text's last tokens; 0 for none, as in the paper.
-      static_tree: for heads that draft by rank, draft the same tree of ranks in every step: the N -
-        1 paths that are likeliest in general, instead of the paths that are most probable in each
-        step. In Python and YAML, the paths may be given instead of True: ((0,), (1,), (0, 0)) takes
-        the two best tokens of the first head and, after the best one, the best token of the second
-        head.
-      rerank: choose the N nodes among all extensions of the beams, not only among the beams;
-        extensions that no later round continues become leaves (after EAGLE-2, arXiv 2406.16858,
-        section 4.2). N may then exceed `1 + R * W`, up to one more than the number of tokens that
-        can be drafted.
+      lookup_tokens: C, number of nodes (among the N) for prompt lookup, which drafts the tokens
+        that followed the last earlier occurrence of the text's last tokens; 0 for no lookup, as in
+        the ReDrafter paper.
+      static_tree: for Medusa heads, draft the same tree of ranks in every step: the N - 1 paths
+        that are likeliest in general, instead of the paths that are most probable in each step. In
+        Python and YAML, the paths may be given instead of True: ((0,), (1,), (0, 0)) takes the two
+        best tokens of the first head and, after the best one, the best token of the second head.
+      rerank: choose the N nodes among all extensions (tokens scored after a beam), not only among
+        those that become beams; the other chosen extensions become leaves (after EAGLE-2, arXiv
+        2406.16858, section 4.2). N may then exceed `1 + R * W`, up to one more than the number of
+        tokens that can be drafted.
       mean_nodes: average number of nodes per row that the target verifies in a batch of B rows.
-        Each step verifies the `B * mean_nodes` nodes that the drafter finds likeliest, whatever
-        their rows; a row that has ended leaves its nodes to the other rows. By default every row
-        has N nodes.
+        Each step verifies the `B * mean_nodes` nodes that the drafter finds likeliest in the whole
+        batch; a row that has ended leaves its nodes to the other rows. By default every row has N
+        nodes.
     """
 
     beam_width: Count = 8
@@ -63,7 +64,7 @@ class TreeConfig(Checked):
         width, least = self.beam_width, 1 + self.lookup_tokens
         lookup = f", lookup_tokens={self.lookup_tokens} included" if self.lookup_tokens else ""
         problem = (
-            f"is {self.num_nodes}; beam_width={width} and draft_rounds={self.draft_rounds} give "
+            f"is {self.num_nodes}; beam_width={width} and draft_rounds={self.draft_rounds} allow "
             f"{least} to {self.max_nodes} nodes{lookup}{', and more with rerank' * self.rerank}."
         )
         fits = least <= self.budget and (self.rerank or self.budget <= self.max_nodes)
@@ -104,31 +105,38 @@ class TreeConfig(Checked):
             )
 
     def check_tokens(self, drafted: int) -> None:
-        """Refuse a tree that takes more than the U tokens that can be drafted."""
+        """Refuse a tree that keeps more tokens per round than U = `drafted`, the draftable ones."""
         for name in ("beam_width", "candidates"):
             asked = getattr(self, name) or 0
             if asked > drafted:
                 raise InputError(
                     f"TreeConfig.{name} is {asked}, more than the {drafted} tokens that the "
-                    "drafter can draft."
+                    f"drafter can draft; give {drafted} or fewer."
                 )
         if self.rerank and self.extensions > drafted:
             raise InputError(
                 f"TreeConfig.num_nodes is {self.budget}; with rerank it may be at most "
-                f"{drafted + 1 + self.lookup_tokens}, for the drafter can draft {drafted} tokens."
+                f"{drafted + 1 + self.lookup_tokens}, because the drafter can draft {drafted} "
+                "tokens."
             )
 
     def check_beams(self, drafter: str) -> None:
-        """Refuse a static tree for `drafter`, the words for a drafter that drafts in beams."""
+        """Refuse a static tree for a drafter that drafts in beams.
+
+        `drafter` is what the error calls the drafter, such as "a recurrent head".
+        """
         if self.static_tree:
             raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank, and this is "
-                f"{drafter}, which drafts in beams; leave static_tree out."
+                "TreeConfig.static_tree is for heads that draft by rank (Medusa heads), not for "
+                f"{drafter}; leave static_tree out."
             )
 
     @property
     def max_nodes(self) -> int:
-        """Number of nodes of all beams or given paths, plus the root and the lookup tokens."""
+        """Number of nodes if every token of the beams, or every given path, becomes a node.
+
+        The root and the lookup tokens are included.
+        """
         drafted = self.beam_width * self.draft_rounds
         if isinstance(self.static_tree, tuple):
             drafted = len(self.static_tree)
@@ -136,17 +144,17 @@ class TreeConfig(Checked):
 
     @property
     def budget(self) -> int:
-        """N, the number of node slots in the tree."""
+        """N, the number of nodes of the tree, including the root, lookup tokens and padding."""
         return self.max_nodes if self.num_nodes is None else self.num_nodes
 
     @property
     def beam_nodes(self) -> int:
-        """Number of nodes that the beam search drafts, including the root."""
+        """Number of nodes that the drafter itself fills, including the root."""
         return self.budget - self.lookup_tokens
 
     @property
     def extensions(self) -> int:
-        """X, the number of best extensions per round that may become nodes.
+        """X, the number of best (beam, next token) pairs per round that may become nodes.
 
         The first W of them are the beams of the next round.
         """
@@ -158,7 +166,7 @@ class TreeConfig(Checked):
         return self.draft_rounds + self.lookup_tokens + 1
 
     def shared_nodes(self, rows: int) -> int | None:
-        """Number of nodes that `rows` rows share in a step; None if every row has N nodes."""
+        """Number of nodes that a batch of `rows` rows shares; None if every row has N nodes."""
         mean = self.mean_nodes or self.budget
         return None if mean == self.budget else rows * mean
 
@@ -180,7 +188,8 @@ class MirrorConfig(Checked):
       candidates: k, number of next tokens that are guessed after each node, not counting the node's
         children.
       branches: M, number of likeliest guesses (last accepted node, next token) for which a tree is
-        drafted ahead; by default `P * k`, which is every guess if the tree is a chain.
+        drafted ahead; by default k for each of the P nodes of the longest path, which is every
+        guess if the tree is a chain.
       drafter_devices: number of devices that only the drafter uses: the first ones that the target
         does not use. With 0, the drafter shares the target's devices, and target and drafter do not
         run at the same time.
@@ -192,18 +201,18 @@ class MirrorConfig(Checked):
     drafter_devices: Natural = 0
 
     def count(self, tree: TreeConfig) -> int:
-        """M for this tree: `branches`, but at most the number of guesses that the tree has."""
+        """M for this tree: `branches` or its default, limited to the guesses that the tree has."""
         asked = self.branches or tree.max_path * self.candidates
         return min(asked, tree.budget * self.candidates)
 
 
 def longest_path(tree: TreeConfig | None) -> int:
-    """P of a tree; 1 for None, which stands for a tree of only the root."""
+    """P, the number of nodes on a tree's longest path; 1 for None, a tree of only the root."""
     return 1 if tree is None else tree.max_path
 
 
 def node_count(tree: TreeConfig | None) -> int:
-    """N of a tree; 1 for None, which stands for a tree of only the root."""
+    """N, the number of nodes of a tree; 1 for None, a tree of only the root."""
     return 1 if tree is None else tree.budget
 
 
@@ -247,7 +256,7 @@ class SamplingConfig(Checked):
 
     @property
     def adjusts(self) -> bool:
-        """Whether the logits depend on the text so far or have a bias."""
+        """Whether a penalty, a bias or `min_tokens` changes the logits."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1
         return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
 

@@ -1,8 +1,8 @@
-"""Field types with limits, the check of values against these limits, and its errors.
+"""Field types with limits, the check of values against these limits, and the errors of the check.
 
 Limits are metadata of a field's annotation. `Checked` applies them to the library's configurations,
-whether the values come from Python, an option, a JSON file or a drafter's table (`read_config`).
-pydantic reads the same metadata in settings and requests, and its errors use the same words.
+whether the values come from Python, an option, a JSON file or a `draft.yaml` (`read_config`). In
+settings and requests, pydantic reads the same metadata, and errors use the same words.
 """
 
 import inspect
@@ -36,7 +36,7 @@ _LIMITS = {
 
 
 class FieldError(InputError):
-    """A field has a value that it does not allow.
+    """The error for a configuration field whose value is not allowed.
 
     Attributes:
       field: the field's name.
@@ -52,7 +52,7 @@ class FieldError(InputError):
 
 
 def require(holds: bool, config: object, field: str, problem: str) -> None:
-    """Raise a `FieldError` unless `holds`, a condition that involves several fields, is true."""
+    """Raise a `FieldError` for `field` if `holds` is False; `holds` may involve several fields."""
     if not holds:
         raise FieldError(config, field, problem)
 
@@ -61,7 +61,7 @@ def require(holds: bool, config: object, field: str, problem: str) -> None:
 class Checked:
     """Base of configurations that raise `FieldError` for a value of the wrong type or size.
 
-    A subclass with further checks calls this `__post_init__` first.
+    A subclass with further checks overrides `__post_init__` and first calls that of this class.
     """
 
     def __post_init__(self) -> None:
@@ -79,18 +79,18 @@ def is_not(value: object, needed: str) -> str:
 def read_config[T](
     kind: type[T], stated: Any, file: Path, *, within: str = "", foreign: bool = False, **given: Any
 ) -> T:
-    """Build a configuration from what a file states: a mapping of field names to values.
+    """Build a configuration from a mapping of field names to values, which a file states.
 
     Lists become tuples, and mappings become nested configurations.
 
     Args:
       kind: the configuration's type, a dataclass.
-      stated: the mapping of names to values.
+      stated: the mapping; any other value is refused.
       file: the path of the file, with which every error begins.
       within: place of the mapping inside the file, such as "trees.0."; empty for the whole file.
       foreign: whether other programs write such files. If so, unknown keys are ignored, and a null
         counts as a missing field.
-      given: values of fields that the file does not state.
+      given: values of fields that are not read from the file.
 
     Raises:
       InputError: a field without a default is missing, a name is unknown, or a value is invalid.
@@ -107,7 +107,9 @@ def read_config[T](
             continue
         if name not in stated or (foreign and stated[name] is None):
             if one.default is MISSING:
-                raise InputError(f"{file} does not state {within + name!r}, and it has no default.")
+                raise InputError(
+                    f"{file} does not state {within + name!r}, which has no default; add it."
+                )
             continue
         value, needed = stated[name], "less than 2 to the 63rd"
         if type(value) is not int or abs(value) < INT_LIMIT:
@@ -141,7 +143,7 @@ def out_of_order(entries: str, number: int, before: int) -> str:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The documentation of each field in a class and its bases, as one line per field."""
+    """The documentation of each field of a class and its bases, each text on one line."""
     texts: dict[str, str] = {}
     for one in reversed(inspect.getmro(kind)):
         _, _, entries = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")
@@ -167,10 +169,10 @@ def main_type(annotation: Any) -> Any:
 
 
 def unmet(value: Any, kinds: list[Any], limits: list[Any]) -> str | None:
-    """Words for what a value must be, such as "a whole number, an int"; None if it is allowed.
+    """Words for what a value must be, such as "a whole number, an int"; None for an allowed value.
 
-    Numbers, bools, strings, literals, tuples and mappings are checked against the first of `kinds`.
-    Values of other types are allowed.
+    The value is checked against the first of `kinds` and against `limits`. The check covers
+    numbers, bools, strings, literals, tuples and mappings; for other types every value is allowed.
     """
     if value is None and NoneType in kinds:
         return None

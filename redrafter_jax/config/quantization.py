@@ -25,9 +25,9 @@ class Quantization(Checked):
 
     @classmethod
     def of(cls, form: WeightFormat) -> "Quantization":
-        """Use `form` for the layers, and int8 for embedding and head.
+        """Return `form` for the layers, and int8 for the embedding and the vocabulary projection.
 
-        The formats of embedding and head affect the text more.
+        The formats of these two affect the text more than that of the layers.
         """
         return cls(form, "int8", "int8")
 

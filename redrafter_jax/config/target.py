@@ -18,9 +18,9 @@ class LinearScaling(Checked):
 class DynamicScaling(Checked):
     """Rotary scaling whose base grows once a text exceeds `max_position_embeddings`.
 
-    Up to that length the frequencies are unscaled. Longer texts are refused: the keys of a token
-    would depend on how long the text was when they were computed, so the answer would depend on how
-    the text was split into calls.
+    Up to that length the frequencies are unscaled. Longer texts are refused: a token's keys would
+    depend on the length of the text when they were computed, so the answer would depend on how the
+    text was split into calls.
     """
 
     factor: Positive
@@ -122,9 +122,9 @@ Dtype = Literal["float32", "bfloat16"]
 class TargetConfig(Checked):
     """The shape of a Llama-style decoder, with its variations.
 
-    Fields with the names of Hugging Face's `config.json` have the same meaning. Constants have no
-    defaults: if a checkpoint lacks a constant, loading fails, or fills the constant in as
-    transformers does (`redrafter_jax.files.families`). Variations are off by default.
+    A field with the same name as in Hugging Face's `config.json` has the same meaning. Sizes and
+    constants have no defaults here; if a checkpoint lacks one, loading fails or uses the default of
+    transformers (`redrafter_jax.files.families`). Variations from Llama are off by default.
 
     Attributes:
       eos_token_ids: ids of the tokens that end a text.
@@ -132,11 +132,13 @@ class TargetConfig(Checked):
       attention_bias: whether queries, keys and values have a bias.
       attention_output_bias: whether the attention block's output has a bias.
       qk_norm: whether every head's queries and keys are normalised before they are rotated.
-      sliding_window: number of positions that a token sees in a windowed layer, including its own.
-      windowed_layers: indices from 0 of the layers with a sliding window.
+      sliding_window: number of positions that a token attends to in a windowed layer, including its
+        own; None without windowed layers.
+      windowed_layers: indices, counted from 0, of the layers with a sliding window.
       rope_local_base_freq: rotary base of windowed layers, whose frequencies are not scaled. With
-        None, windowed layers use `rope_theta` and `rope_scaling` like the others.
-      query_pre_attn_scalar: number whose square root divides the scores; None for `head_dim`.
+        None, windowed layers use `rope_theta` and `rope_scaling` like the other layers.
+      query_pre_attn_scalar: number whose square root divides the attention scores; None for
+        `head_dim`.
       hidden_act: activation of the feed-forward gate; "gelu_pytorch_tanh" is GELU's tanh
         approximation.
       output_norms: whether the outputs of attention and feed-forward blocks are normalised before
@@ -174,7 +176,7 @@ class TargetConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         heads, shared = self.num_attention_heads, self.num_key_value_heads
-        problem = f"is {heads}, which num_key_value_heads={shared} does not divide."
+        problem = f"is {heads}; it must be a multiple of num_key_value_heads={shared}."
         require(heads % shared == 0, self, "num_attention_heads", problem)
         problem = f"is {self.head_dim}; rotary embedding needs an even number."
         require(self.head_dim % 2 == 0, self, "head_dim", problem)
@@ -208,7 +210,7 @@ class TargetConfig(Checked):
         )
 
     def window_of(self, layer: int) -> int | None:
-        """Number of positions that a token sees in this layer, its own included; None for all."""
+        """Number of positions that a token attends to in this layer, with its own; None for all."""
         return self.sliding_window if layer in self.windowed_layers else None
 
     def rotary_of(self, layer: int) -> tuple[float, RopeScaling | None]:
@@ -228,8 +230,9 @@ class TargetConfig(Checked):
 
         With linear scaling and YaRN, `max_position_embeddings` should be the length before scaling.
         But some files with YaRN, and all files that state a rotary base for windowed layers (Gemma
-        3), state the length after scaling, which is recognised. Some files with linear scaling do
-        so too, which cannot be recognised; for these files the limit is too high.
+        3), state the length after scaling. The limit is right for these files. Some files with
+        linear scaling also state the length after scaling. They cannot be recognised, so the limit
+        is too high for them.
         """
         match self.rope_scaling:
             case LinearScaling(factor) if self.rope_local_base_freq is None:

@@ -1,22 +1,28 @@
 """The interface of drafters: a drafter reads decided tokens and proposes trees of next tokens.
 
-A drafter affects the speed of decoding, never the text. It is a frozen dataclass, decorated with
-`@jax.tree_util.register_dataclass`; its leaves are `Model`s, and arrays that a mesh splits by rows
-like a batch. It holds weights, but no tree and no state: trees and states are arguments.
+Decided tokens are the tokens of the prompt and those that the target has chosen. A drafter affects
+the speed of decoding, never the text. Every drafter is a frozen dataclass, decorated with
+`@jax.tree_util.register_dataclass`. Weights are in fields of type `Model`; a mesh splits any other
+array field by rows, like a batch. Trees and states are not fields, but arguments of the methods.
 
-To add a kind of drafter, write a subclass of `Drafter`. `drafters.lookup.PromptLookup` needs
-nothing else. A kind with weights has four roles, in one file or in one file each:
+To add a kind of drafter, write a subclass of `Drafter`. A drafter without weights, such as
+`drafters.lookup.PromptLookup`, needs nothing else. A kind with weights has four parts, in one file
+or in one file each:
 
 * the drafter (`eagle.py`): `read`, `propose`, and `count_reads` for cost estimates;
 * `_head` (`eagle_head.py`): configuration and parameters;
 * `_files` (`eagle_files.py`): the layouts of its files;
 * `_start` (`eagle_start.py`): defaults and initial weights of training.
 
-Register these functions in a record of `drafters.kinds`. `MedusaDrafter` is the smallest example,
-with all roles in `medusa.py`; `EagleDrafter` has a layer of its own in the cache. Helpers: `grow`
-for a beam search, `tree.build_tree` for the tree of its beams, `own_layer` for a decoder layer that
-reads decided tokens, `node_cache` for attention to drafted tokens. `parallel/mesh.py` splits
-parameters by their names, so names should match its patterns.
+Register the parts in a record of `drafters.kinds`. `MedusaDrafter` is the smallest example, with
+all parts in `medusa.py`. `EagleDrafter` has a layer of its own in the cache. These helpers exist:
+
+* `grow.grow` runs a beam search, and `tree.build_tree` builds the tree of its beams.
+* `own_layer` has a decoder layer that reads decided tokens.
+* `node_cache` has the attention to drafted tokens.
+
+`parallel/mesh.py` splits a parameter over a mesh only if the parameter's name matches one of its
+patterns.
 """
 
 from abc import ABC, abstractmethod
@@ -45,10 +51,10 @@ LoadedHead = Model[Any, Any]
 class Drafter(ABC):
     """The interface of a drafter.
 
-    `own` is the drafter's state between two calls. It may depend on the last decided token only;
-    what the drafter keeps of earlier tokens is in its own layers of the cache. This lets texts
-    share a cached prefix: when the first chunk of a request is read, `own` is `empty`, even if the
-    chunk starts after a cached prefix.
+    The argument `own` of the methods is the drafter's state between two calls. The state that
+    `read` returns must not depend on the previous state: what the drafter keeps of earlier tokens
+    is in its own layers of the cache. Texts can therefore share a cached prefix: the first chunk of
+    a request is read with the state of `empty`, even if the chunk starts after a cached prefix.
     """
 
     @property
@@ -57,7 +63,10 @@ class Drafter(ABC):
         """The name of the drafter in reports."""
 
     def layers(self, target: TargetConfig) -> tuple[int, ...]:
-        """Indices of the target layers whose outputs `read` gets beside the last hidden state."""
+        """The indices of the target layers whose outputs `read` gets.
+
+        `read` always gets the last hidden state too, which the result does not name.
+        """
         del target
         return ()
 
@@ -77,10 +86,11 @@ class Drafter(ABC):
         return True
 
     def apart(self) -> "Drafter":
-        """The drafter in a form that needs no target layers of the cache, for other devices.
+        """The drafter for devices that do not hold the target's layers of the cache.
 
         A drafter that attends to the target's layers returns a drafter with layers of its own. The
-        devices may be a mesh, so weights that were prepared for one device are left out.
+        devices may form a mesh, so the result leaves out weights that `prepare` made for one
+        device.
         """
         return self
 
@@ -91,7 +101,7 @@ class Drafter(ABC):
 
     @property
     def default_tree(self) -> TreeConfig | None:
-        """The default shape of the trees; None if a tree is only the root."""
+        """The default shape of the trees; None for a drafter whose trees are only the root."""
         return TreeConfig()
 
     def check(self, target: TargetConfig) -> None:
@@ -99,13 +109,14 @@ class Drafter(ABC):
         check_context_layers(target, self.layers(target), "The drafter's context_layers")
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse a tree that the drafter cannot draft; `tree` has no `lookup_tokens`."""
+        """Refuse a tree that the drafter cannot draft; `tree.lookup_tokens` is always 0."""
         del tree
 
     def prepare(self, lender: Lender) -> "Drafter":
         """Return the drafter with the parameters that it borrows from the target.
 
-        The engine calls this once, so that the parameters are gathered only once.
+        The engine calls this method once, so the parameters are gathered only once. `lender`
+        gathers parts of the target's vocabulary projection.
         """
         del lender
         return self
@@ -118,21 +129,23 @@ class Drafter(ABC):
     def read(
         self, target: Decoder, own: Any, cache: KVCache, decided: Decided
     ) -> tuple[Any, KVCache]:
-        """Read decided tokens: a chunk of a prompt, or the accepted path of a step.
+        """Read decided tokens, which are a chunk of a prompt or the accepted path of a step.
 
         Only this method writes the drafter's layers of the cache, so tokens of rejected nodes never
-        enter them. After a preemption, a text is read again from the start of a page.
+        enter them. When a preempted request resumes, its text is read again from the start of a
+        cache page.
 
         Args:
           target: the target, whose embedding the drafter may use.
           own: the state before these tokens.
-          cache: the drafter's own layers. `lengths` are `decided.start`, and the entries before it
-            were computed for the same text. The entry at position i may depend on the token at i +
-            1. The `lengths` of the returned cache are ignored.
+          cache: the drafter's own layers. `lengths` equals `decided.start`. The entries (keys and
+            values) before this position were computed for the same text. The entry at position i
+            may depend on the token at position i + 1.
           decided: the tokens. A row whose `count` is 0 must keep its state.
 
         Returns:
-          The state after these tokens, and the cache with their entries.
+          The state after these tokens, and the cache with their entries. The caller ignores the
+          `lengths` of this cache.
         """
         del target, decided
         return own, cache
@@ -147,9 +160,10 @@ class Drafter(ABC):
         noise: Float[Array, "B P V"],
         tree: TreeConfig,
     ) -> TokenTree:
-        """Propose a tree of `tree.budget` nodes for each row; siblings have distinct tokens.
+        """Propose a tree of `tree.budget` nodes for each row; siblings must have distinct tokens.
 
-        The engine calls this method on the result of `prepare`. On a mesh, all arrays are shards.
+        The engine calls this method on the result of `prepare`. On a mesh, all arrays are this
+        device's shards.
 
         Args:
           target: the target, whose embedding and vocabulary projection the drafter may use.
@@ -158,12 +172,12 @@ class Drafter(ABC):
             layers. Every decided token but the root has an entry.
           view: the rows to draft for.
           noise: the noise with which the target will choose the P tokens after the root.
-          tree: the shape of the tree, static, without `lookup_tokens`; P is its `max_path`.
+          tree: the static shape of the tree. Its `lookup_tokens` is 0, and its `max_path` is P.
         """
 
 
 def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
-    """Refuse layers that do not ascend from 0 or do not lie below the target's last layer.
+    """Refuse context layers that are not in increasing order or not below the last layer.
 
     `name` is the name of the layers in the error.
     """
@@ -181,7 +195,7 @@ def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RootOnly(Drafter):
-    """A drafter that drafts nothing: a tree is only the root, as in autoregressive decoding."""
+    """A drafter that drafts nothing: each tree is only the root, as in autoregressive decoding."""
 
     @property
     def name(self) -> str:
@@ -205,7 +219,7 @@ class RootOnly(Drafter):
 
 
 def check_drafting(target: TargetConfig, drafter: Drafter, tree: TreeConfig | None) -> None:
-    """Refuse a drafter that does not fit the target, or cannot draft the tree."""
+    """Refuse a drafter that does not fit the target or cannot draft the tree."""
     drafter.check(target)
     if tree is not None:
         drafter.check_tree(tree.without_lookup)
@@ -213,12 +227,12 @@ def check_drafting(target: TargetConfig, drafter: Drafter, tree: TreeConfig | No
 
 
 def check_reach(target: TargetConfig, tree: TreeConfig) -> None:
-    """Refuse a tree that is deeper than the target's number of positions."""
+    """Refuse a tree whose longest path has more nodes than the target has positions."""
     if tree.max_path > target.position_limit:
         lookup = f" and lookup_tokens {tree.lookup_tokens}" if tree.lookup_tokens else ""
         raise InputError(
             f"TreeConfig.draft_rounds is {tree.draft_rounds}{lookup}, but the target has "
-            f"{target.position_limit} positions; draft fewer."
+            f"{target.position_limit} positions; draft fewer tokens."
         )
 
 
@@ -230,7 +244,7 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
         `PromptLookup()`; or None for autoregressive decoding.
 
     Raises:
-      InputError: the argument is none of these.
+      InputError: the argument is none of these, or its class is not registered as a pytree.
     """
     if drafter is None:
         return RootOnly()
@@ -253,7 +267,7 @@ def as_drafter(drafter: LoadedHead | Drafter | None) -> Drafter:
 
 
 def check_pair(target: TargetConfig, drafter: object, tree: TreeConfig) -> None:
-    """Refuse a drafter that does not fit the target, or cannot draft the tree.
+    """Refuse a drafter that does not fit the target or cannot draft the tree.
 
     `drafter` is the configuration of a drafter with weights; the weights need not be loaded yet.
     """
@@ -263,7 +277,8 @@ def check_pair(target: TargetConfig, drafter: object, tree: TreeConfig) -> None:
 def outline(config: object) -> Drafter:
     """Return the drafter that a configuration describes, without parameters.
 
-    Its properties and its checks work without parameters; it cannot read or propose.
+    The properties and checks of the result work without parameters; its `read` and `propose` do
+    not.
     """
     return as_drafter(Model(config, nnx.split(nnx.Module())[0], nnx.State({})))
 

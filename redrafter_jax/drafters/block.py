@@ -1,4 +1,4 @@
-"""The DFlash and DSpark drafter: reading decided tokens, and growing trees from a block."""
+"""The drafter of DFlash and DSpark heads, which grows trees from a block of predicted tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 class BlockDrafter(HeadDrafter):
     """Drafts with a DFlash or DSpark head.
 
-    The drafter has no state besides its layers of the cache.
+    The drafter keeps no state other than its layers of the cache.
     """
 
     @property
@@ -43,7 +43,7 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """A chain as long as the block, which is what the authors' code drafts."""
+        """A chain of all tokens that the block predicts, as in the authors' code."""
         return TreeConfig(beam_width=1, draft_rounds=self.config.places)
 
     def check(self, target: TargetConfig) -> None:
@@ -97,11 +97,11 @@ class BlockDrafter(HeadDrafter):
     ) -> tuple[Advance, Grown]:
         """Return the `Advance` of the head, and the state before the first round.
 
-        One pass of the head's layers, in this function, scores all positions of the block. The
-        rounds run only the sequential head, which corrects these scores by the tokens drafted
-        before, and whose state each beam carries.
+        This function runs the head's layers once, which scores all places (positions in the block).
+        The rounds run only the small heads of DSpark, if there are any. They correct the scores
+        from the tokens drafted before. The state of a beam is the state of the sequential head.
 
-        The arguments are those of `propose`.
+        `root` and `lengths` are fields of `View`; the other arguments are those of `propose`.
         """
         head, rounds = self.model.merge(), tree.draft_rounds
         scale = head.config.layer.attention_scale
@@ -131,9 +131,9 @@ class BlockDrafter(HeadDrafter):
 def count_reads(config: BlockConfig, params: Any, tree: TreeConfig) -> DraftReads:
     """Count the weights that drafting one tree reads, for cost estimates.
 
-    The layers are read once per block, and the projections of the sequential head in every round.
-    Rows of the sequential head's embedding are not counted. For decided tokens, `fc` and the query,
-    key and value projections of the layers are read.
+    The layers are read once. The sequential head's projections and the confidence head are read in
+    every round; the sequential head's embedding is not counted. For decided tokens, `fc` and the
+    query, key and value projections of the layers are read.
     """
     rounds = tree.draft_rounds
     weights, reading = [], [params["fc"], params["hidden_norm"]]

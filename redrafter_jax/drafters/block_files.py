@@ -1,13 +1,17 @@
-"""The published dialects of DFlash and DSpark heads' files, and the dialect written here.
+"""The files of DFlash and DSpark heads: published dialects, and the dialect written here.
 
-The dialects are taken from the code that writes the files: z-lab/dflash (`dflash/model.py`), whose
-layout sgl-project/SpecForge shares for DFlash; deepseek-ai/DeepSpec (`modeling/dspark/qwen3`, for
-both kinds), and vllm-project/speculators (`models/dflash` and `models/dspark`). Weights have the
-same names in all dialects. All train with the target's embedding and vocabulary projection, frozen;
-copies of these in the files are ignored.
+A dialect is the set of fields that one program writes into `config.json`. The supported dialects
+are taken from the code of these programs:
 
-Not supported are SpecForge's DSpark heads, whose training and decoding predict a token at different
-places, its Domino heads, and DeepSpec's heads for Gemma 4.
+* z-lab/dflash (`dflash/model.py`), whose dialect sgl-project/SpecForge also writes for DFlash;
+* deepseek-ai/DeepSpec (`modeling/dspark/qwen3`), for both kinds of heads;
+* vllm-project/speculators (`models/dflash` and `models/dspark`).
+
+Weights have the same names in all dialects. All these programs train with the frozen embedding and
+vocabulary projection of the target; copies of the two in the files are ignored.
+
+Three kinds of heads are not supported: SpecForge's DSpark heads, which predict a token at one place
+in training and at another in decoding; SpecForge's Domino heads; and DeepSpec's heads for Gemma 4.
 """
 
 from collections.abc import Mapping
@@ -62,7 +66,7 @@ _PARTS = {
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` belongs to a DFlash or DSpark head, supported or not."""
+    """Whether the fields of `config.json` are those of a DFlash, DSpark or Domino head."""
     named = [str(stated.get(SPECULATORS, "")), *architectures(stated)]
     known = ("dflash", "dspark", "domino")
     return _NESTED in stated or any(one in name.lower() for name in named for one in known)
@@ -71,7 +75,7 @@ def is_published(stated: Mapping[str, Any]) -> bool:
 def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of all dialects as one flat mapping.
 
-    speculators nests the fields of the layers, and z-lab nests the fields of the block.
+    Files of speculators nest the fields of the layers. Files of z-lab nest the fields of the block.
 
     Raises:
       FieldError: the head is not supported.
@@ -95,7 +99,9 @@ def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """Return the configuration fields, except for the rotary embedding and the draftable tokens.
+    """Return the configuration fields that the files state under other names or not at all.
+
+    The rotary embedding and the draftable tokens are read elsewhere.
 
     Args:
       stated: fields from `flatten`.
@@ -123,7 +129,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def to_files(config: BlockConfig) -> dict[str, Any]:
-    """Return the fields of DeepSpec, and speculators' fields where DeepSpec has none."""
+    """Return the fields of `config.json`: DeepSpec's, and speculators' where DeepSpec has none."""
     fields: dict[str, Any] = {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
@@ -180,16 +186,17 @@ def _predicts_from_anchor(stated: Mapping[str, Any]) -> bool:
     if stated.get(SPECULATORS) == "dspark":
         READER.refuse(
             _FROM_ANCHOR,
-            "is not stated, and programs differ on what that means; state true or false, as the "
-            "head was trained.",
+            "is not stated, and programs differ on its default; state true if the head was trained "
+            "to predict a token at the root's place, and false if not.",
         )
     return any(_ARCHITECTURES.get(name, False) for name in architectures(stated))
 
 
 def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the target layers that the head reads, whatever numbers the dialect uses.
+    """Return the indices of the target layers that the head reads.
 
-    If the fields state no numbers, these are the default layers of z-lab's code.
+    Each dialect numbers layers in its own way. If the fields state no numbers, the result is the
+    default of z-lab's code.
     """
     if SPECULATORS in stated:
         return READER.layers(_INPUT_IDS, stated.get(_INPUT_IDS), inputs=True)

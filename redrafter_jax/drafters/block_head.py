@@ -1,13 +1,14 @@
 """DFlash and DSpark heads: a few decoder layers fill a block of masked tokens in one pass.
 
-The head fuses the target's hidden states of several layers. From them, each layer of the head
-computes the keys and values of every text token; the text tokens themselves do not pass through the
-layers. The block consists of the root followed by mask tokens. Each place of the block attends to
-the text and to the whole block, and predicts a token. This is DFlash (arXiv 2602.06036).
+The head fuses the target's hidden states of several layers. From the fused states, each layer of
+the head computes the keys and values of every text token; the text tokens themselves do not pass
+through the layers. The block consists of the root (the last decided token) followed by mask tokens.
+Each place (position in the block) attends to the text and to the whole block. Every mask token's
+place predicts a token; in some heads the root's place does too. This is DFlash (arXiv 2602.06036).
 
-DSpark (arXiv 2607.05147) adds two heads. The sequential head corrects the scores of a place by the
-token before it. The confidence head predicts how much of the target's probability agrees with the
-corrected scores.
+DSpark (arXiv 2607.05147) adds two heads. The sequential head corrects the scores at a place, given
+the token drafted before that place. The confidence head predicts how much of the target's
+probability agrees with the corrected scores.
 """
 
 from collections.abc import Callable
@@ -46,8 +47,9 @@ _PerLayer = tuple[Float[Array, "B T K H"], ...]
 class BlockConfig(HeadConfig):
     """Configuration of a DFlash or DSpark head, whose width is the target's.
 
-    `context_layers` are the target layers whose hidden states the head reads. A sequential (Markov)
-    head corrects the logits of each place by the tokens drafted before it.
+    `context_layers` must name at least one target layer whose output the head reads. A place is a
+    position in the block. A sequential (Markov) head corrects the logits at a place, given the
+    tokens drafted before that place.
 
     Attributes:
       num_layers: number of the head's decoder layers.
@@ -57,15 +59,16 @@ class BlockConfig(HeadConfig):
       head_dim: H, width of a head.
       block_size: number of places of the block, including the root's.
       mask_token: id of the token whose embedding is used at masked places.
-      sample_from_anchor: whether the place of the root predicts the next token, as in DeepSpec's
-        heads; otherwise the first mask token predicts it, as in DFlash's heads.
+      sample_from_anchor: whether the root's place predicts the token after the root, as in
+        DeepSpec's heads; otherwise the first mask token's place does, as in DFlash's heads.
       rms_norm_eps: epsilon of all norms of the head.
       rope_theta: base of the rotary embedding.
       rope_scaling: scaling of the rotary frequencies; None for no scaling.
       attention_bias: whether the query, key, value and output projections have a bias.
       markov_rank: width of the sequential head's embedding and state; 0 for no sequential head.
-      markov_head_type: input of the sequential head: "vanilla" for the previous token, "gated" for
-        the previous token and the place, "rnn" for all previous tokens of the block.
+      markov_head_type: input of the sequential head: "vanilla" for the embedding of the previous
+        token, "gated" for this embedding and the layers' output at the place, "rnn" for both and a
+        recurrent state.
       confidence: whether there is a confidence head.
       confidence_with_markov: whether the confidence head also reads the sequential head's
         embedding.
@@ -94,7 +97,7 @@ class BlockConfig(HeadConfig):
         _ = self.layer  # which checks its sizes
         problem = f"is {self.mask_token}; it must be below vocab_size, {self.vocab_size}."
         require(self.mask_token < self.vocab_size, self, "mask_token", problem)
-        problem = "is 1 and sample_from_anchor is False, so no place predicts; give 2 or more."
+        problem = "is 1 and sample_from_anchor is False, so no token is predicted; give 2 or more."
         require(self.places > 0, self, "block_size", problem)
         problem = "is empty; name the target layers that the head reads."
         require(bool(self.context_layers), self, "context_layers", problem)
@@ -103,14 +106,16 @@ class BlockConfig(HeadConfig):
         problem = f"is {name}; only linear scaling and Llama 3.1's are supported."
         require(scaled, self, "rope_scaling", problem)
         reads = self.markov_rank > 0 and self.confidence
-        problem = "is True, which needs a confidence head and a markov_rank above 0."
+        problem = (
+            "is True, which needs a confidence head (confidence=True) and a markov_rank above 0."
+        )
         require(reads or not self.confidence_with_markov, self, "confidence_with_markov", problem)
         kind = self.markov_head_type
-        problem = f"is {kind!r} and markov_rank is 0; leave one of them out."
+        problem = f"is {kind!r}, which needs a markov_rank above 0; give one, or 'vanilla'."
         require(self.markov_rank > 0 or kind == "vanilla", self, "markov_head_type", problem)
         problem = (
-            "is 'rnn' and sample_from_anchor is False, a combination for which programs disagree "
-            "on the state after the root; use a head of another kind."
+            "is 'rnn' and sample_from_anchor is False; programs disagree on the state after the "
+            "root for this combination, so use a head of another kind."
         )
         require(kind != "rnn" or self.sample_from_anchor, self, "markov_head_type", problem)
 
@@ -135,11 +140,11 @@ class BlockConfig(HeadConfig):
 
     @property
     def places(self) -> int:
-        """The number of places that predict a token, and so the maximum number of draft rounds."""
+        """The number of places that predict a token, which is the maximum of draft rounds."""
         return self.block_size - self.first_place
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse a static tree, and a tree that is deeper than the block or too wide."""
+        """Refuse a static tree, and a tree that is deeper than the block or has too many beams."""
         tree.check_beams("a DFlash or DSpark head")
         if tree.draft_rounds > self.places:
             raise InputError(
@@ -156,7 +161,7 @@ class Corrected(NamedTuple):
       state: state for the next round if the head is of type "rnn"; otherwise the unchanged input
         state.
       embedded: embedding of the previous token of each beam.
-      bias: values to add to the scores; on a mesh possibly a shard of U.
+      bias: values to add to the scores of the U draftable tokens; on a mesh possibly a shard.
     """
 
     state: Float[Array, "B w r"]
@@ -165,9 +170,9 @@ class Corrected(NamedTuple):
 
 
 class SequentialHead(nnx.Module):
-    """Corrects the scores of a token in the block by the token before it.
+    """The sequential head of DSpark, which corrects the scores after each drafted token.
 
-    The correction is a low-rank projection.
+    It adds a bias to the scores. The bias is projected from an embedding of width `markov_rank`.
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs) -> None:
@@ -187,7 +192,7 @@ class SequentialHead(nnx.Module):
         tokens: Int[Array, "B w"],
         hidden: Float[Array, "B 1 D"],
     ) -> Corrected:
-        """Compute the correction of the scores after these tokens.
+        """Compute the bias to add to the scores of the tokens that follow `tokens`.
 
         Args:
           state: state of the previous round; zeros in the first.
@@ -243,8 +248,8 @@ class BlockHead(HeadWeights):
     ) -> tuple[_PerLayer, _PerLayer]:
         """Compute the keys and values of text tokens in every layer of the head.
 
-        They depend on the target's hidden states at these tokens. The last hidden state, after the
-        target's final norm, is not read.
+        They depend on the outputs of the context layers at these tokens. The last hidden state in
+        `hidden`, after the target's final norm, is not read.
         """
         config = self.config
         read = hidden[..., : len(config.context_layers) * config.hidden_size].astype(self.dtype)
@@ -267,8 +272,8 @@ class BlockHead(HeadWeights):
           root: the last decided token.
           lengths: position of the root.
           target: the target, whose embedding is used.
-          attend_in: function from the index of a layer to its attention, which covers the text and
-            the block.
+          attend_in: function from a layer's index to the layer's attention, which covers the text
+            and the block.
         """
         config, M = self.config, self.config.block_size
         masks = jnp.full((len(root), M - 1), config.mask_token, root.dtype)
@@ -282,7 +287,7 @@ class BlockHead(HeadWeights):
     def logits(
         self, hidden: Float[Array, "... D"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores of the tokens that the block predicts, before any correction.
+        """Return float32 scores of the U draftable tokens at each place, before any correction.
 
         On a mesh, the scores are this device's shard. With `head="target"`, `scorer` computes them.
         """

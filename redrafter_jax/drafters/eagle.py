@@ -1,4 +1,4 @@
-"""The EAGLE drafter: reading decided tokens with an EAGLE head, and growing trees."""
+"""The EAGLE drafter, which reads decided tokens and grows trees with an EAGLE head."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +32,8 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 class EagleDrafter(HeadDrafter):
     """Drafts with an EAGLE head.
 
-    The state `own` is the layer's output at its last entry, `[B width]`, from which the first round
-    predicts the token after the root.
+    The state `own`, `[B width]`, is the output of the head's layer at its last cache entry. From
+    this output, the first round predicts the token after the root.
     """
 
     @property
@@ -50,10 +50,10 @@ class EagleDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """The tree of EAGLE-2's and EAGLE-3's code: ten beams, eight rounds, and the 59 best nodes.
+        """The tree of EAGLE-2's and EAGLE-3's code: ten beams, eight rounds, the root and 59 nodes.
 
-        The `depth=7` of that code does not count the first round. A head that can draft fewer
-        tokens has fewer beams.
+        The `depth=7` of that code does not count the first round. A head with few draftable tokens
+        gets fewer beams and nodes.
         """
         U = self.config.draft_vocab_size
         width, nodes = min(10, U), min(60, U + 1)
@@ -72,7 +72,7 @@ class EagleDrafter(HeadDrafter):
     def read(
         self, target: Decoder, own: Float[Array, "B width"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B width"], KVCache]:
-        """Compute the layer's entries of decided tokens from the target's hidden states."""
+        """Run the head's layer on decided tokens, and add their keys and values to the cache."""
         head = self.model.merge()
         # `following` may be -1 past the decided tokens.
         embedded = head.embed(jnp.maximum(decided.following, 0), target)
@@ -103,8 +103,9 @@ class EagleDrafter(HeadDrafter):
     ) -> tuple[Advance, Grown]:
         """Return the `Advance` of the head, and the state before the first round.
 
-        The arguments are those of `propose`. The state of a beam is the mask of the nodes that it
-        sees, and the layer's output at its newest entry.
+        `lengths` is a field of `View`; the other arguments are those of `propose`. The state of a
+        beam is the mask of the nodes that the beam attends to, and the layer's output at the beam's
+        newest entry.
         """
         head, scorer, B = self.model.merge(), self.scorer(target), len(lengths)
         scale, dtype = head.config.layer.attention_scale, cache.keys[0].dtype
@@ -134,8 +135,8 @@ class EagleDrafter(HeadDrafter):
 def count_reads(config: EagleConfig, params: Any, tree: TreeConfig) -> DraftReads:
     """Count the weights that drafting one tree reads, for cost estimates.
 
-    The layer is read for the accepted path and for every draft round but the last. Rows of the
-    head's own embedding are not counted, because they are small beside the layer.
+    The layer is read once for the accepted path, and once for every draft round but the last. Rows
+    of the head's own embedding are not counted, because they are much smaller than the layer.
     """
     rounds = tree.draft_rounds
     # EAGLE-3 applies `fc` only to the target's hidden states, but version 1 in every pass.

@@ -1,10 +1,15 @@
-"""The published dialects of EAGLE heads' files, and the dialect written here.
+"""The files of EAGLE heads: published dialects, and the dialect written here.
 
-The dialects are taken from the code that writes the files: SafeAILab/EAGLE (`cnets1.py` for EAGLE
-and EAGLE-2, `cnets.py` for EAGLE-3), sgl-project/SpecForge (`llama3_eagle.py`), whose layout
-Tencent/AngelSlim and SGLang share, vllm-project/speculators (`models/eagle3`), and
-deepseek-ai/DeepSpec (`modeling/eagle3/qwen3`). They differ in the nesting of `config.json`, in the
-flags that it states, in the meaning of layer numbers, and in the name of the layer.
+A dialect is the file layout of one program. The supported dialects are taken from the code of these
+programs:
+
+* SafeAILab/EAGLE (`cnets1.py` for EAGLE and EAGLE-2, `cnets.py` for EAGLE-3);
+* sgl-project/SpecForge (`llama3_eagle.py`), whose dialect Tencent/AngelSlim and SGLang share;
+* vllm-project/speculators (`models/eagle3`);
+* deepseek-ai/DeepSpec (`modeling/eagle3/qwen3`).
+
+Dialects differ in the nesting of `config.json`, in the flags that `config.json` states, in the
+meaning of layer numbers, and in the name of the head's layer.
 """
 
 from collections.abc import Mapping
@@ -78,7 +83,7 @@ IGNORED = (r"embed_tokens\.weight", r"(.*\.)?rotary_emb\.inv_freq")
 
 
 def is_published(stated: Mapping[str, Any]) -> bool:
-    """Whether `config.json` belongs to an EAGLE head.
+    """Whether the fields of `config.json` are those of an EAGLE head.
 
     SafeAILab's first heads have the fields of a target; `holds` recognises them by their weights.
     """
@@ -103,7 +108,7 @@ def flatten(stated: Mapping[str, Any]) -> dict[str, Any]:
     In speculators' files, the fields of the layer are nested.
 
     Raises:
-      FieldError: the head is of another kind.
+      FieldError: the dialect or its kind of EAGLE head is not supported.
     """
     if SPECULATORS not in stated:
         for name in architectures(stated):
@@ -168,13 +173,13 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     if count not in (None, named):
         READER.refuse(
             "num_aux_hidden_states",
-            f"is {count}, but the fields number {named} layers; make them agree.",
+            f"is {count}, but the head reads {named} layers; make the two numbers agree.",
         )
     return values
 
 
 def to_files(config: EagleConfig) -> dict[str, Any]:
-    """Return the fields of SpecForge, and speculators' flags where SpecForge has none.
+    """Return the fields of `config.json`: SpecForge's, and speculators' flags that SpecForge lacks.
 
     For version 1, return the fields of SafeAILab, with the architecture name of SGLang.
     """
@@ -227,9 +232,9 @@ def stored_name(config: EagleConfig, name: str) -> str:
 
 
 def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the target layers that the head fuses, whatever numbers the dialect uses.
+    """Return the indices of the target layers that the head fuses; () if the fields state none.
 
-    The result is () if the fields state no numbers.
+    Each dialect numbers layers in its own way.
     """
     within = stated.get("eagle_config") or {}
     outputs, field = within.get(_LAYER_IDS), "eagle_config"
@@ -239,8 +244,9 @@ def _layers(stated: Mapping[str, Any]) -> tuple[int, ...]:
     if inputs is not None and SPECULATORS not in stated:
         READER.refuse(
             _LAYER_IDS,
-            "is stated without speculators_model_type, and programs differ on whether it then "
-            "numbers inputs or outputs of layers; state the outputs in eagle_config.",
+            "is stated without speculators_model_type, and programs differ on whether its numbers "
+            "then name the inputs or the outputs of layers; remove it, and state the outputs in "
+            "eagle_config.",
         )
     if inputs is not None:
         outputs, field = inputs, _LAYER_IDS
@@ -255,13 +261,16 @@ def _refuse_unsupported(stated: Mapping[str, Any], shapes: Shapes) -> None:
     if SPECULATORS in stated and stated.get("norm_before_residual") is None:
         READER.refuse(
             "norm_before_residual",
-            "is not stated, and programs differ on what that means; state true or false, as the "
-            "head was trained.",
+            "is not stated, and programs differ on its default; state the value with which the "
+            "head was trained, true or false.",
         )
     READER.expect(stated, "num_hidden_layers", 1)
     READER.refuse_other_layers(stated)
     if stated.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
-        READER.refuse("tie_word_embeddings", "is True, but tied embeddings are not supported.")
+        READER.refuse(
+            "tie_word_embeddings",
+            "is True, but tied embeddings are not supported; use a head with an lm_head.weight.",
+        )
     within = stated.get("eagle_config")
     if not isinstance(within, Mapping | None):
         READER.refuse("eagle_config", f"is {within!r:.80}; it must be an object of fields.")

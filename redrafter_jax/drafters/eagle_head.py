@@ -1,10 +1,11 @@
 """EAGLE heads: one decoder layer over pairs of a hidden state and the next token's embedding.
 
-The pair of the hidden state at position i and token i + 1 has an entry at position i of the layer's
-own cache. The layer's output at this entry predicts token i + 2. While drafting, the target's
-hidden state at i + 1 is not known yet, so the output replaces it. EAGLE and EAGLE-2 (arXiv
-2401.15077, 2406.16858) read the target's last hidden state and use its vocabulary projection.
-EAGLE-3 (arXiv 2503.01840) fuses the outputs of several target layers and has its own projection.
+The pair of the hidden state at position i and token i + 1 has an entry (keys and values) at
+position i of the layer's own cache. The layer's output at this entry predicts token i + 2. While
+drafting, the target's hidden state at i + 1 is not known yet, so the layer reads its own output
+instead. EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858) read the target's last hidden state and
+use the target's vocabulary projection. EAGLE-3 (arXiv 2503.01840) fuses the outputs of several
+target layers and has a vocabulary projection of its own.
 """
 
 from collections.abc import Iterator
@@ -44,9 +45,9 @@ _LEAST_LAYERS = 7
 class EagleConfig(HeadConfig):
     """Configuration of an EAGLE head.
 
-    `vocab_size` and `hidden_size` are the sizes of the target. `context_layers` are the layers that
-    EAGLE-3 fuses. If the field is empty, they are the second layer, one in the middle and the
-    fourth from the end.
+    `vocab_size` and `hidden_size` are the sizes of the target. `context_layers` are the target
+    layers whose outputs EAGLE-3 fuses into one hidden state. If `context_layers` is empty, EAGLE-3
+    fuses the second layer, one in the middle, and the fourth from the end.
 
     Attributes:
       version: "1" for EAGLE and EAGLE-2, which have the same heads; "3" for EAGLE-3.
@@ -58,16 +59,18 @@ class EagleConfig(HeadConfig):
       rms_norm_eps: epsilon of all norms of the head.
       rope_theta: base of the rotary embedding.
       rope_scaling: scaling of the rotary frequencies; None for no scaling.
-      fc_bias: whether the projection of the fused or paired input has a bias.
+      fc_bias: whether `fc` has a bias. `fc` projects the hidden states to fuse, or in version 1 the
+        pair of hidden state and embedding.
       attention_bias: whether the query, key and value projections have a bias.
       attention_output_bias: whether the output projection of attention has a bias.
       qk_norm: whether queries and keys are normalised per head before the rotary embedding.
       own_embedding: whether the head has its own embedding; required if `width` differs from the
         target's width.
-      norm_before_residual: whether the residual around attention is taken after the norm.
-      norm_before_fc: whether a norm over all fused hidden states precedes the projection.
-      fc_norm: whether each fused hidden state has its own norm before the projection (EAGLE-3.1,
-        arXiv 2605.09992).
+      norm_before_residual: whether the residual around attention adds the hidden state after its
+        norm, rather than before it.
+      norm_before_fc: whether one norm over all fused hidden states precedes `fc`.
+      fc_norm: whether each fused hidden state has its own norm before `fc` (EAGLE-3.1, arXiv
+        2605.09992).
       norm_output: whether the next round reads the output after the last norm, rather than before
         it.
     """
@@ -97,7 +100,7 @@ class EagleConfig(HeadConfig):
         _ = self.layer  # which checks its sizes
         target, own = self.hidden_size, self.width
         alike = own == target
-        problem = f"is {own} and the target's is {target}; this needs own_embedding=True."
+        problem = f"is {own} and the target's is {target}; give own_embedding=True for this."
         require(alike or self.own_embedding, self, "width", problem)
         problem = f"is 'target', which needs width={target}, but width is {own}; give 'own'."
         require(alike or self.head == "own", self, "head", problem)
@@ -143,7 +146,7 @@ class EagleConfig(HeadConfig):
         return 1 if self.version == "1" else len(self.context_layers) or _FUSED
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """Indices of the target layers that the head fuses."""
+        """The indices of the target layers whose outputs the head fuses."""
         if self.version == "1" or self.context_layers:
             return self.context_layers
         layers = target.num_hidden_layers
@@ -156,17 +159,20 @@ class EagleConfig(HeadConfig):
         return 1, layers // 2 - 1, layers - 4
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse a static tree, and a tree that takes more tokens than the head can draft."""
+        """Refuse a static tree, and a tree that has more beams than the head has tokens."""
         if tree.static_tree:
             raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank, but an EAGLE head drafts "
-                "in beams; leave static_tree out."
+                "TreeConfig.static_tree is for heads that draft by rank (Medusa heads), not for an "
+                "EAGLE head; leave static_tree out."
             )
         super().check_tree(tree)
 
 
 class EagleHead(TrainedHead):
-    """Parameters of an EAGLE head; `run` applies its layer, `logits` scores the layer's output."""
+    """Parameters of an EAGLE head.
+
+    `run` applies the layer, and `logits` computes scores of tokens from the layer's output.
+    """
 
     config: EagleConfig
 
@@ -207,7 +213,10 @@ class EagleHead(TrainedHead):
         return read_rows(table, tokens, self.config.vocab_size, self.dtype)
 
     def fuse(self, hidden: Float[Array, "... Z"]) -> Float[Array, "... width"]:
-        """Return the hidden state that the layer reads: several fused ones, or the last one."""
+        """Return the hidden state that the layer reads, from the target's hidden states.
+
+        EAGLE-3 fuses several hidden states into one; version 1 reads the last one.
+        """
         config, D = self.config, self.config.hidden_size
         hidden = hidden.astype(self.dtype)
         if config.version == "1":
@@ -231,7 +240,7 @@ class EagleHead(TrainedHead):
         """Run the layer once.
 
         Args:
-          embedded: embeddings of the tokens; the token at index i is the one after position i.
+          embedded: embeddings of tokens; index i holds the token after position i.
           hidden: hidden states at the positions: the output of `fuse`, or while drafting the output
             of `feed_back` at the previous entry.
           positions: rotary positions.
@@ -259,7 +268,7 @@ class EagleHead(TrainedHead):
     def logits(
         self, output: Float[Array, "... width"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores of the draftable tokens for the token that the output predicts.
+        """Return float32 scores of the U draftable tokens, from the layer's output.
 
         On a mesh, the scores are this device's shard. With `head="target"`, `scorer` computes them.
         """
@@ -282,9 +291,9 @@ class EagleHead(TrainedHead):
     ) -> Float[Array, "B T Y"]:
         """Return the layer's outputs of all rounds, concatenated; see `TrainedHead.contexts`.
 
-        In round i, position t reads the true token at t + i + 1. In round 0 it also reads the
-        target's hidden state at t; in later rounds it reads its own output of the previous round
-        instead (arXiv 2503.01840, section 3.2).
+        In round i, position t reads the true token at t + i + 1. In round 0, position t also reads
+        the target's hidden state at t. In later rounds, it reads the layer's output of the previous
+        round instead (arXiv 2503.01840, section 3.2).
         """
         positions, scale = positions_in(segments), self.config.layer.attention_scale
         state, embedded = self.fuse(hidden), embedded.astype(self.dtype)

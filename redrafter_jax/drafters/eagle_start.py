@@ -17,9 +17,10 @@ _ALIKE = (
 
 
 def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:
-    """Return values for unset fields, which make the layer like the target's layers.
+    """Return values for configuration fields that the user left out.
 
-    A rotary scaling that no published head has is left out.
+    The head's layer gets the sizes of the target's layers. Rotary scaling is copied only if a head
+    supports it: linear scaling and Llama 3.1's.
     """
     del told, rounds
     known = isinstance(target.rope_scaling, LinearScaling | Llama3Scaling)
@@ -32,7 +33,7 @@ def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -
 
 
 def start_from_target(module: EagleHead, projection: Float[Array, "D U"]) -> None:
-    """Start the head from the target's vocabulary projection.
+    """Initialise the head's vocabulary projection with the target's.
 
     Raises:
       FieldError: the head does not have its own projection.

@@ -1,7 +1,7 @@
-"""Beam search that grows a tree round by round, for drafters that draft one token at a time.
+"""Beam search that grows a tree round by round, for drafters that draft one token per round.
 
-Each drafter passes its own `Advance`, which computes the scores of the next tokens. Beams, ranking,
-node budget and noise work in the same way for all drafters.
+Each drafter passes its own function of type `Advance`, which computes the scores of the next
+tokens. Beams, ranking, node budget and noise are the same for all drafters.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ class Grown(NamedTuple):
 
     Attributes:
       beams: pytree of arrays [B w ...] with one entry per beam. In the first round the root is the
-        only beam, so w is 1; afterwards w is W. A beam starts a round with the entry of its parent.
-      nodes: pytree for the tree as a whole, with the same shapes in all rounds.
-      trust: log-probability that the scores of each beam are right, which is added to the
-        log-probabilities of its tokens; None without such an estimate. It applies to the round that
-        returns it.
+        only beam, so w is 1; afterwards w is W, the beam width. A beam starts a round with the
+        entry of its parent.
+      nodes: pytree of arrays for the whole tree, with the same shapes in all rounds.
+      trust: log-probability that the scores of each beam are right; None without such an estimate.
+        It is added to the log-probabilities of the tokens in the round that returns it.
     """
 
     beams: Any
@@ -64,12 +64,12 @@ def grow(
     *,
     unrolled: bool = False,
 ) -> Beams:
-    """Draft R tokens on each of W beams below the root.
+    """Draft R tokens (one per round) on each of W beams below the root.
 
     Beams are ranked by the sum of the log-probabilities of their tokens, from `rank_tokens`. Each
-    round first takes the X best of the U tokens for every beam, and then the X best of the
-    resulting W * X (beam, token) pairs. The first W of these pairs are the beams of the next round.
-    X is W, or with `tree.rerank` the number of nodes that fit in the tree.
+    round first takes the X best of the U draftable tokens for every beam, and then the X best of
+    the resulting W * X (beam, token) pairs. The first W of these pairs are the beams of the next
+    round. X is W, or with `tree.rerank` the number of nodes that fit in the tree.
 
     Args:
       advance: function that computes the scores after the newest token of each beam. It is traced

@@ -66,7 +66,7 @@ class HeadWeights(nnx.Module):
 
     @property
     def draft_token_ids(self) -> Int[Array, " U"] | None:
-        """Ids of the tokens to which the U scores belong; None if the scores cover all V tokens."""
+        """Ids of the U draftable tokens, in the order of the scores; None for all V tokens."""
         tokens = self.config.draft_tokens
         return None if tokens is None else jnp.asarray(tokens, jnp.int32)
 
@@ -76,7 +76,7 @@ class TrainedHead(HeadWeights):
 
     @property
     def attends(self) -> bool:
-        """Whether the context of a position depends on earlier positions."""
+        """Whether the result of `contexts` at a position depends on earlier positions."""
         return False
 
     def contexts(
@@ -90,8 +90,8 @@ class TrainedHead(HeadWeights):
 
         Args:
           hidden: the target's hidden states.
-          embedded: embeddings of the next tokens; the last one of a row is arbitrary.
-          segments: number of each token's document; documents do not attend to each other.
+          embedded: at each position, the embedding of the next token; arbitrary at the last one.
+          segments: index of each token's document; documents do not attend to each other.
           rounds: R, number of draft rounds.
         """
         del embedded, segments, rounds
@@ -105,7 +105,7 @@ class TrainedHead(HeadWeights):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """Yield the scores of each draft round at C positions; the training loss compares them.
+        """Yield the scores of each draft round at C positions, for the training loss.
 
         Args:
           contexts: vectors that the method `contexts` returned for these positions.
@@ -118,12 +118,12 @@ class TrainedHead(HeadWeights):
 
 @dataclass(frozen=True)
 class HeadDrafter(Drafter):
-    """A drafter with a head; its state `own` is the hidden state at the last token, `[B Z]`.
+    """A drafter with a head; its state `own` is the hidden state at the last read token, `[B Z]`.
 
     Attributes:
       model: the head.
-      borrowed: the target's projection to the draftable tokens, which `prepare` sets if it is
-        needed.
+      borrowed: the target's projection to the draftable tokens, set by `prepare`; None if the head
+        needs none.
     """
 
     model: LoadedHead
@@ -147,8 +147,8 @@ class HeadDrafter(Drafter):
     def prepare(self, lender: Lender) -> "HeadDrafter":
         """Return the drafter with the target's projection to its `draft_tokens`, if it needs one.
 
-        The projection is not needed if the head has its own or drafts all tokens, nor on a mesh
-        that splits the vocabulary.
+        The drafter needs none if its head has a projection, if its head drafts all tokens, or on a
+        mesh that splits the vocabulary.
         """
         config = self.model.config
         if config.head != "target" or config.draft_tokens is None or self.borrowed is not None:
@@ -172,7 +172,7 @@ class HeadDrafter(Drafter):
     def read(
         self, target: Decoder, own: Float[Array, "B context"], cache: KVCache, decided: Decided
     ) -> tuple[Float[Array, "B context"], KVCache]:
-        """Keep the hidden state at the last token, from which the root was chosen."""
+        """Keep the target's hidden state at the last token, from which it chose the root."""
         newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(decided.hidden, newest, axis=1)[:, 0]
         hidden = target.of_one_scale(hidden)

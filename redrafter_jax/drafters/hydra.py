@@ -1,4 +1,4 @@
-"""The Hydra drafter: reading decided tokens, and growing trees with Hydra heads."""
+"""The Hydra drafter, which reads decided tokens and grows trees with Hydra heads."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +31,8 @@ _COPIED = (
 class HydraDrafter(HeadDrafter):
     """Drafts with Hydra heads.
 
-    The state `own` is the hidden state at the last token, `[B D]`, after the layer of Hydra++ if
-    there is one.
+    The state `own`, `[B D]`, is the hidden state at the last read token. If the heads have the
+    layer of Hydra++, the state is that layer's output.
     """
 
     @property
@@ -52,7 +52,7 @@ class HydraDrafter(HeadDrafter):
 
     @property
     def default_tree(self) -> TreeConfig:
-        """A tree with one round per head and no more nodes than the tree of the authors' code."""
+        """A tree with one round per head and at most 64 nodes, as many as in the authors' code."""
         U, rounds = self.config.draft_vocab_size, self.config.num_heads
         width, nodes = min(10, U), min(64, U + 1)
         return TreeConfig(beam_width=width, draft_rounds=rounds, num_nodes=nodes, rerank=True)
@@ -147,8 +147,8 @@ class HydraDrafter(HeadDrafter):
 def count_reads(config: HydraConfig, params: Any, tree: TreeConfig) -> DraftReads:
     """Count the weights that drafting one tree reads, for cost estimates.
 
-    Each round reads one head. A block that is applied several times is read each time. The layer of
-    Hydra++ is read for decided tokens.
+    Each round reads one head; a block that is applied several times is read each time. The layer of
+    Hydra++ is read once, for the decided tokens.
     """
     weights, rounds = [], tree.draft_rounds
     for number in range(rounds):

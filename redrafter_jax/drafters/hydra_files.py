@@ -1,10 +1,10 @@
 """The files of Hydra heads: the layout of the authors, and the layout written by this library.
 
 The authors' layout is taken from their code (zankner/Hydra, `hydra/model`): `config.json` states
-the architecture but no sizes, and `hydra_lm_head.pt` holds the weights. All blocks of a head but
-the first are one module that a list repeats. So each weight of this module is stored under several
-names, of which the authors' code loads the last. Heads of the architectures "cross-attn" and
-"eagle-attn" are not supported.
+the architecture but no sizes, and `hydra_lm_head.pt` holds the weights. Every block of a head but
+the first is the same module, which is stored several times under different names. The authors' code
+uses the last of these copies. Heads of the architectures "cross-attn" and "eagle-attn" are not
+supported.
 """
 
 import re
@@ -84,7 +84,8 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     held = _count(max(blocks, default=-1), prefix)
     if held != layers:
         READER.refuse(
-            "hydra_num_layers", f"is {layers}, but the files hold {held} blocks per head."
+            "hydra_num_layers",
+            f"is {layers}, but the files hold {held} blocks per head; use matching files.",
         )
     values: dict[str, Any] = {
         "num_heads": stated["hydra_num_heads"],
@@ -94,7 +95,11 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     }
     if stated.get("model_type"):  # written here
         if prefix != (stated.get("prefix") is not None):
-            READER.refuse("prefix", f"does not go with the architecture {kind!r}.")
+            READER.refuse(
+                "prefix",
+                "is required for hydra_head_arch='prefix-mlp' and must be left out for 'mlp', but "
+                f"hydra_head_arch is {kind!r}.",
+            )
         return values
     V, D = shapes.get(f"hydra_lm_head.0{'.1' if prefix else ''}.weight", (0, 0))
     values |= {"vocab_size": V, "hidden_size": D}
@@ -102,7 +107,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
 
 
 def to_files(config: HydraConfig) -> dict[str, Any]:
-    """Return the fields of the authors, and the sizes, which the authors' files do not state."""
+    """Return the fields of `config.json`: the authors' fields, and the sizes that they omit."""
     fields: dict[str, Any] = {
         "architectures": ["Hydra"],
         "model_type": MODEL_TYPE,
@@ -185,12 +190,14 @@ def _head_dim(stated: Mapping[str, Any], width: int, told: int) -> int:
     own = stated.get("head_dim") or (width // heads if heads else told)
     if told and own != told:
         READER.refuse(
-            "head_dim", f"is {own}, but the rotary frequencies in the files imply {told}."
+            "head_dim",
+            f"is {own}, but the rotary frequencies in the files imply {told}; correct head_dim or "
+            "num_attention_heads.",
         )
     if not own and width % _PUBLISHED_HEAD_DIM:
         READER.refuse(
             "num_attention_heads",
             "is not stated, and cannot be derived without rotary frequencies in the files; state "
-            "the target's.",
+            "the target's number.",
         )
     return own or _PUBLISHED_HEAD_DIM

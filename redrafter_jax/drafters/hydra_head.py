@@ -1,9 +1,9 @@
-"""Hydra heads (arXiv 2402.05109): one head per drafted token, which reads the tokens before it.
+"""Hydra heads (arXiv 2402.05109): one head per draft round, which reads the tokens drafted before.
 
-Head k reads the target's hidden state at the last token, and the embeddings of the root and of the
-k tokens drafted after the root. So the scores differ between beams. Hydra++ first passes the hidden
-states through a decoder layer with its own keys and values. Heads with `grounded=False` read no
-embeddings, like Medusa heads.
+Head k, counted from 0, reads the target's hidden state at the token before the root, and the
+embeddings of the root and of the k tokens drafted after the root. So the scores differ between
+beams. Hydra++ first passes the hidden states through a decoder layer with its own keys and values.
+Like Medusa heads, heads with `grounded=False` read no embeddings.
 """
 
 from dataclasses import dataclass, field
@@ -60,9 +60,9 @@ class HydraConfig(HeadConfig):
       num_draft_layers: number of residual blocks per head. In a grounded head, all blocks but the
         first are the same block, applied repeatedly.
       grounded: whether a head reads the embeddings of the root and of the tokens drafted so far.
-      hidden_state_offset: number of layers between the layer whose output is read and the last
-        layer; 0 reads the last hidden state, after the final norm.
-      prefix: configuration of the decoder layer of Hydra++; None without one.
+      hidden_state_offset: number of layers by which the layer whose output is read precedes the
+        last layer; 0 reads the last hidden state, after the final norm.
+      prefix: configuration of the decoder layer of Hydra++; None for heads without this layer.
     """
 
     num_heads: Count
@@ -89,7 +89,7 @@ class HydraConfig(HeadConfig):
         )
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """Index of the layer whose output the heads read; empty if it is the last layer."""
+        """The index of the layer whose output the heads read, as a tuple; () for the last layer."""
         if not self.hidden_state_offset:
             return ()
         layer = target.num_hidden_layers - 1 - self.hidden_state_offset
@@ -101,7 +101,7 @@ class HydraConfig(HeadConfig):
         return (layer,)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse a static tree, more rounds than heads, and a tree that is too wide."""
+        """Refuse a static tree, more draft rounds than heads, and more beams than tokens."""
         tree.check_beams("Hydra heads")
         if tree.draft_rounds > self.num_heads:
             raise InputError(
@@ -141,7 +141,7 @@ class HydraHead(nnx.Module):
     def __call__(
         self, x: Float[Array, "... I"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores; on a mesh, this device's shard of U."""
+        """Return float32 scores of the U draftable tokens; on a mesh, this device's shard."""
         repeated = self.config.num_draft_layers
         if self.config.grounded:
             x, repeated = self.first(x), repeated - 1
@@ -155,7 +155,7 @@ class HydraHead(nnx.Module):
 
 
 class HydraHeads(HeadWeights):
-    """Parameters of Hydra heads; head k predicts the token k + 1 positions after the root."""
+    """Parameters of Hydra heads; head k, from 0, predicts token k + 1 after the root."""
 
     config: HydraConfig
 

@@ -1,7 +1,7 @@
 """A record for each kind of drafter with weights.
 
-A record names functions in the modules of its kind. Loading, training and evaluation use the
-records, and do not name a kind. To add a kind, see `drafters.base`.
+A record holds functions from the modules of its kind. Loading, training and evaluation use the
+records and never name a kind themselves. `drafters.base` explains how to add a kind.
 
 A kind has up to three ids. `Kind.name` is the value of `drafter.kind` in training files: "eagle3",
 because only EAGLE-3 heads can be trained here. `FileLayout.model_type` is a `model_type` of
@@ -53,31 +53,31 @@ class FileLayout:
       fields: function from a configuration to the fields of `config.json`.
       stored_name: function from a configuration and a parameter's dotted name to its name in the
         files.
-      layers: configuration fields whose product is the number of layers, with their names in
-        `config.json`; there cannot be more layers than weights in the files.
+      layers: mapping from configuration fields to their names in `config.json`. The product of
+        these fields is the number of layers, which cannot exceed the number of weights in files.
       model_type: a `model_type` of `config.json` by which folders of this kind are recognised.
-      is_published: function from the fields of `config.json` to whether the folder is a published
-        drafter of this kind, for folders that state another `model_type` or none.
-      holds: function from the shapes of the weights to whether they are of this kind. It recognises
-        folders whose `config.json` has the fields of a target.
+      is_published: function from the fields of `config.json` to a bool: whether the folder is a
+        published drafter of this kind. It serves folders with another `model_type` or none.
+      holds: function from the shapes of the weights, by name, to a bool: whether the weights are of
+        this kind. It serves folders whose `config.json` has the fields of a target.
       flatten: function from the fields of `config.json` to the flat fields that the other functions
         take. It raises `FieldError`.
-      rotary: whether `config.json` states a rotary embedding as a target's file does, from which
-        `rope_theta` and `rope_scaling` are read.
+      rotary: whether `config.json` states the rotary embedding as a target's file does. If so,
+        `rope_theta` and `rope_scaling` are read from there.
       rename: function that renames stored weights to the names that `stored_name` gives.
       ignored: regular expressions for names of stored weights that the module does not have.
-      tables: names of stored integer arrays that are not weights.
+      tables: names of stored arrays of integers or bools that are not weights.
       read_tables: function from the fields and the stored `tables` to configuration fields. It
         raises `FieldError`.
       write_tables: function from a configuration to its tables by name.
       own_fields: fields of `config.json` that are required besides the fields of the configuration,
         with their types.
-      read: function from the fields of `config.json` and the shapes of the weights to configuration
-        fields that `config.json` does not state, or states under other names. `own_fields` are
-        checked before the call. It raises `FieldError`.
+      read: function from the fields of `config.json` and the shapes of the weights to the
+        configuration fields that `config.json` states under other names or not at all.
+        `own_fields` are checked before the call. It raises `FieldError`.
       weight_files: names of weight files besides `model.safetensors` and `pytorch_model.bin`.
-      beyond_apple: function from a configuration to the features that Apple's layout does not
-        support; None if Apple's code does not have this kind.
+      beyond_apple: function from a configuration to the names of its features that Apple's layout
+        does not support; None if Apple's code does not have this kind.
     """
 
     fields: Callable[[Any], Fields]
@@ -101,14 +101,14 @@ class FileLayout:
 
 @dataclass(frozen=True)
 class Training:
-    """How a kind is trained; losses compare the scores that its module's `unroll` yields.
+    """How a kind is trained; the losses use the scores that `unroll` of its module yields.
 
     Attributes:
       settings: configuration fields that the `drafter:` section of a training file may set.
       defaults: function that returns values for unset fields. Its arguments are the set fields, the
         target's configuration and R, the number of draft rounds.
-      start_from_target: function that initialises a module from the target's vocabulary projection
-        of the draftable tokens, [D U]. It raises `FieldError`.
+      start_from_target: function that initialises a module from the columns of the target's
+        vocabulary projection for the U draftable tokens, [D U]. It raises `FieldError`.
       additions: fields of an optional part that may be added to a trained drafter. A part that has
         just been added must not change what the drafter computes.
       raw_layers: whether the head reads the outputs of the target's layers unchanged; otherwise the
@@ -127,7 +127,7 @@ class Weighted:
     """The record of a drafter with weights, which is a head or a model.
 
     Attributes:
-      config: class of its configuration.
+      config: class of the drafter's configuration.
       drafter: function from a loaded model to a `Drafter`.
       count_reads: function from a configuration, parameters and a tree to the `DraftReads` of
         drafting the tree.
@@ -144,9 +144,9 @@ class Kind(Weighted):
 
     Attributes:
       name: value of `drafter.kind` in training files.
-      title: name of the kind in sentences.
-      module: class of its parameters, called with a configuration.
-      files: layout of its files.
+      title: words for the kind in sentences, such as "a recurrent head".
+      module: class of the head's parameters, called with a configuration.
+      files: layout of the head's files.
       training: how the kind is trained; None if it cannot be trained here.
     """
 
@@ -325,8 +325,7 @@ def recognise(stated: Fields, shapes: Shapes | None = None) -> Kind | None:
 
     Args:
       stated: fields of the folder's `config.json`.
-      shapes: shapes of the weights by name, which are used if the fields do not decide; None if
-        unknown.
+      shapes: shapes of the weights by name, used only if the fields do not decide; None if unknown.
     """
     for kind in KINDS:
         if stated.get("model_type") == kind.files.model_type or kind.files.is_published(stated):

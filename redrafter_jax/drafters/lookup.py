@@ -77,10 +77,14 @@ def prompt_lookup(
 ) -> tuple[Int[Array, "B C"], Bool[Array, " B"]]:
     """Return C tokens that follow an earlier occurrence of the text's last tokens.
 
-    The longest match of at most `LONGEST_MATCH` tokens is used; among matches of equal length, the
-    latest one. If the tokens after the match reach the end of the text, they go on with the tokens
-    after the match again, so that a short pattern repeats. Tokens past position `last` are not part
-    of the text.
+    The longest match of at most `LONGEST_MATCH` tokens is used, and the latest of several longest
+    ones. If the copied tokens reach the end of the text, copying starts again after the match, so a
+    short pattern repeats.
+
+    Args:
+      tokens: the texts.
+      last: position of each text's last token; tokens past it are ignored.
+      count: C, number of tokens to return.
 
     Returns:
       The tokens, and whether there is a match. Without a match the tokens are arbitrary.

@@ -1,9 +1,9 @@
 """Medusa heads (arXiv 2401.10774): each head predicts one further token, from one hidden state.
 
-All heads read the target's last hidden state and no drafted token. So the probability of a path in
-the tree is the product of the probabilities that the heads give to its tokens. A path is written as
-ranks: (0, 2) is the best token of the first head, followed by the third best token of the second
-head.
+All heads read the target's last hidden state, and none reads drafted tokens. So the probability of
+a path in the tree is the product of the probabilities that the heads give to its tokens. A path is
+written as ranks, one per head: (0, 2) is the best token of the first head, followed by the third
+best token of the second head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ class MedusaConfig(HeadConfig):
         require(not self.context_layers, self, "context_layers", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse a tree of beams, more draft rounds than heads, and a tree that is too wide."""
+        """Refuse beam search options, more draft rounds than heads, and more ranks than tokens."""
         if tree.draft_rounds > self.num_heads:
             raise InputError(
                 f"TreeConfig.draft_rounds is {tree.draft_rounds}, but the drafter has "
@@ -88,9 +88,9 @@ class MedusaHead(nnx.Module):
 
 
 class MedusaHeads(TrainedHead):
-    """The K heads; head k predicts the token k + 2 positions after the hidden state that it reads.
+    """The K heads; head k, from 0, predicts the token k + 2 positions after its hidden state.
 
-    The target itself predicts the token in between, the root.
+    The token at the next position is the root, which the target itself predicts.
     """
 
     config: MedusaConfig
@@ -138,7 +138,7 @@ class MedusaHeads(TrainedHead):
 class MedusaDrafter(HeadDrafter):
     """Drafts with Medusa heads.
 
-    A step drafts the most probable paths that fit in its node budget. With `tree.static_tree`,
+    A step drafts the most probable paths that fit in the tree's N nodes. With `tree.static_tree`,
     every step drafts the same paths.
     """
 
@@ -172,7 +172,7 @@ class MedusaDrafter(HeadDrafter):
 
 
 def paths_of(tree: TreeConfig) -> list[Path]:
-    """Return the paths of ranks from which a step chooses N - 1 nodes; prefixes come first."""
+    """Return the paths of ranks from which a step chooses N - 1; prefixes precede longer paths."""
     if isinstance(tree.static_tree, tuple):
         return sorted(tree.static_tree, key=_order)
     paths = sorted(_possible_paths(tree), key=_order)
@@ -243,8 +243,8 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
     last = f".{layers}.weight"
     if len(shapes.get(f"0{last}", ())) != 2:
         problem = (
-            f"is {layers}, but the files hold no matrix '0{last}', the vocabulary projection that "
-            "the first head would then have; use matching files."
+            f"is {layers}, but the files hold no matrix '0{last}', which would be the vocabulary "
+            "projection of the first head; use matching files."
         )
         raise FieldError(MedusaConfig, "medusa_num_layers", problem)
     V, D = shapes[f"0{last}"]
@@ -279,7 +279,7 @@ def stored_name(config: MedusaConfig, name: str) -> str:
 
 
 def start_from_target(module: MedusaHeads, projection: Float[Array, "D U"]) -> None:
-    """Initialise every head with the target's projection and zero blocks (paper, section 2.1.1)."""
+    """Give every head zero blocks and the target's projection (arXiv 2401.10774, section 2.1.1)."""
     for head in module.heads:
         for block in head.blocks:
             block.kernel[...] = jnp.zeros_like(block.kernel[...])
@@ -291,7 +291,7 @@ def start_from_target(module: MedusaHeads, projection: Float[Array, "D U"]) -> N
 def count_reads(config: MedusaConfig, params: Any, tree: TreeConfig) -> DraftReads:
     """Count the weights that drafting one tree reads, for cost estimates.
 
-    Each used head is read once, and the target's projection once for all heads.
+    Each head that drafts is read once. The target's projection is read once for all heads.
     """
     used = [(params["heads"][head], 1) for head in range(tree.draft_rounds)]
     return DraftReads(used, 1 if config.head == "target" else 0, 0)

@@ -1,8 +1,8 @@
 """A language model as the drafter of another model with the same vocabulary (arXiv 2211.17192).
 
 The drafter either reads the text into its own layers of the cache, or attends to the target's keys
-and values, which must then have the same shape. Its trees are grown by beam search; each token
-attends to the text and to its own ancestors.
+and values. In the second case, the drafter's keys and values must have the shape of the target's. A
+beam search grows the trees; each drafted token attends to the text and to its own ancestors.
 """
 
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ from redrafter_jax.types import CacheShape, Decided, DraftReads, KVCache, TokenT
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """Drafts with a language model; past the model's context limit it drafts nothing.
+    """Drafts with a language model; past the context limit of this model, nothing is drafted.
 
     Attributes:
       model: the model that drafts.
@@ -93,13 +93,13 @@ class ModelDrafter(Drafter):
         if tree.max_path > limit:
             raise InputError(
                 f"TreeConfig.draft_rounds is {tree.draft_rounds}, but the drafter has {limit} "
-                "positions; draft fewer."
+                "positions; draft fewer tokens."
             )
 
     def read(
         self, target: Decoder, own: Any, cache: KVCache, decided: Decided
     ) -> tuple[Any, KVCache]:
-        """Read the tokens into the model's own layers; nothing is read with `shares_cache`."""
+        """Read the tokens into the model's own layers; with `shares_cache`, read nothing."""
         del target
         if self.shares_cache:
             return own, cache

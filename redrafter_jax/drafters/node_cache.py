@@ -1,9 +1,9 @@
 """Attention in a growing tree: a node attends to decided tokens, its ancestors and itself.
 
-The keys and values of nodes that the drafter has read are in a buffer of M = 1 + W * (R - 1)
-places. The root is in place 0, and beam w of round r is in place `1 + (r - 1) * W + w`. EAGLE heads
-leave place 0 empty, because `read` writes the root's entry to the cache of the text. Tokens of the
-last round are drafted but never read.
+The keys and values of nodes that the drafter has read are in a buffer. For W beams and R rounds,
+the buffer has M = 1 + W * (R - 1) places: the root is in place 0, and beam w of round r is in place
+`1 + (r - 1) * W + w`. EAGLE heads leave place 0 empty, because `read` writes the root's entry to
+the cache of the text. Tokens of the last round are drafted but never read.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,8 @@ _PerLayer = tuple[Float[Array, "B T K H"], ...]
 class NodeCache(NamedTuple):
     """Keys and values of the nodes read so far, as a tuple over layers.
 
-    A drafter keeps it in `Grown.nodes`. Places of later rounds hold zeros.
+    A drafter keeps this cache in `Grown.nodes`. The M places are those of the module's text; places
+    of later rounds hold zeros.
     """
 
     keys: tuple[Float[Array, "B M K H"], ...]
@@ -50,15 +51,15 @@ def init_nodes(shape: CacheShape, rows: int, tree: TreeConfig, dtype: DTypeLike)
 
 
 def init_seen(rows: int, tree: TreeConfig) -> Bool[Array, "B 1 M"]:
-    """Return the mask of the places that the root sees, which are none."""
+    """Return the mask of the places that the root attends to before the first round: no place."""
     return jnp.zeros((rows, 1, _places(tree)), bool)
 
 
 def see_themselves(seen: Bool[Array, "B w M"], round: Int[Array, ""] | int) -> Bool[Array, "B w M"]:
-    """Return the mask of the places that each beam sees: its ancestors' places and its own.
+    """Return the mask of the places that each beam attends to: its ancestors' and its own.
 
-    The result belongs in `Grown.beams`, so that beams of the next round start with their parents'
-    masks.
+    A drafter puts the result in `Grown.beams`; beams of the next round then start with their
+    parents' masks.
 
     Args:
       seen: masks of the parents of the beams.
@@ -94,7 +95,7 @@ def attend_to_ancestors(
       seen: masks from `see_themselves`.
       round: round whose tokens are read.
       scale: factor on the scores before the softmax.
-      window: number of positions that a token sees, including its own; None for all positions.
+      window: number of positions that a token attends to, including its own; None for all.
     """
 
     def attend(
@@ -119,7 +120,7 @@ def attend_to_ancestors(
 def add_nodes(
     nodes: NodeCache, keys: _PerLayer, values: _PerLayer, round: Int[Array, ""] | int
 ) -> NodeCache:
-    """Add the keys and values of a round's tokens in every layer."""
+    """Return the cache with the keys and values of a round's tokens, in every layer."""
 
     def write(
         places: tuple[Float[Array, "B M K H"], ...], fresh: _PerLayer

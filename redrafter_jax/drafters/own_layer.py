@@ -1,8 +1,8 @@
 """The decoder layer that a drafter has of its own, for decoding and for training.
 
-The layer has an entry for each pair of a hidden state and the token after it. In decoding, the keys
-and values of decided tokens are in the drafter's layer of the cache. In training, the keys and
-values of a whole row are computed at once.
+The layer has an entry (keys and values) for each pair of a hidden state and the next token. In
+decoding, the entries of decided tokens are in the drafter's layer of the cache. In training, the
+entries of a whole row are computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,8 +41,9 @@ Passed = tuple[Float[Array, "B T D"], Float[Array, "B T K H"], Float[Array, "B T
 class PairLayer(nnx.Module):
     """A decoder layer over pairs of a hidden state and the embedding of the next token.
 
-    Attention reads both, each through its own norm. The residual adds to the hidden state alone,
-    and a new layer returns the hidden state unchanged.
+    Attention reads both, each through its own norm. The residual connection carries the hidden
+    state alone. A new layer returns the hidden state unchanged, because its output weights are
+    zero.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs) -> None:
@@ -118,8 +119,7 @@ def read_decided(
 
     Args:
       run: function from positions and attention to the layer's outputs at the tokens.
-      own: the layer's output at the last decided token before these; rows without new tokens keep
-        it.
+      own: the layer's output at the last token before `decided`; rows without new tokens keep it.
       cache: the drafter's layer, with the entries before `decided.start`.
       decided: the decided tokens.
       scale: factor on the scores of attention.
@@ -148,9 +148,10 @@ def attend_in_rows(
 ) -> Attend:
     """Return the attention of training: a token attends to its own document, up to itself.
 
-    In later rounds of a rollout, a position attends to its own drafted entries instead of the entry
-    of the true token. `rollout` holds keys and values, first of the true tokens and then of each
-    round so far. The backward pass recomputes the scores, which are not stored.
+    In a rollout, the layer's outputs are its inputs in the next draft round. In later rounds of a
+    rollout, a position attends to its own drafted entries instead of the true token's entry.
+    `rollout` holds keys and values: first those of the true tokens, then those of each round so
+    far. Attention scores are not stored; the backward pass recomputes them.
     """
     within = partial(prefill_attention, segments=segments, scale=scale)
 

@@ -1,4 +1,4 @@
-"""Common parts of reading published heads: fields, layer numbers, tables of draftable tokens."""
+"""What readers of published heads share: fields, layer numbers, and tables of draftable tokens."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -29,7 +29,7 @@ TABLES = ("d2t", "t2d")
 
 
 class Reader:
-    """Checks of the fields of one kind of published head; errors name the unsupported field.
+    """Checks the fields of one kind of published head; errors name the unsupported field.
 
     Attributes:
       config: configuration class of the kind; its name begins an error that names no file.
@@ -82,16 +82,17 @@ class Reader:
         return {**layer, **{name: value for name, value in stated.items() if value is not None}}
 
     def layers(self, field: str, numbers: Any, *, inputs: bool) -> tuple[int, ...]:
-        """Return the target layers that a field names by its numbers.
+        """Return the indices of the target layers that the numbers in a field name.
 
         With `inputs`, number i names the input of layer i, which is the output of layer i - 1.
+        Without it, number i names the output of layer i.
         """
         if not isinstance(numbers, list) or any(type(one) is not int for one in numbers):
             self.refuse(field, f"is {numbers!r:.80}; layers must be a list of whole numbers.")
         first = 0 if inputs else -1
         if first in numbers:
             self.refuse(
-                field, f"holds {first}, the embedding; only outputs of layers are supported."
+                field, f"holds {first}, the embedding; only heads that read layers are supported."
             )
         return tuple(one - inputs for one in numbers)
 
@@ -100,14 +101,16 @@ class Reader:
     ) -> dict[str, Any]:
         """Return the configuration field `draft_tokens` from the table `d2t`.
 
-        Entry i of the table is the token id of score i minus i.
+        The result is empty if all tokens can be drafted. If score i is that of token t, entry i of
+        the table is t - i.
 
         Args:
           stated: fields of `config.json`, as one flat mapping.
-          tables: the tables named in `TABLES`, as far as the files hold them.
+          tables: the tables in the files, by name; `TABLES` lists the possible names.
 
         Raises:
-          FieldError: the tables contradict each other or the fields, or are not ascending.
+          FieldError: the tables contradict each other or the fields, or the token ids are not in
+            increasing order.
         """
         total, count = stated["vocab_size"], stated.get("draft_vocab_size")
         if "d2t" not in tables:
@@ -115,7 +118,7 @@ class Reader:
                 self.refuse(
                     "draft_vocab_size",
                     f"is {count}, but the files hold no table 'd2t' that says which {count} of the "
-                    f"{total} tokens they are; add the table.",
+                    f"{total} tokens can be drafted; add the table.",
                 )
             return {}
         shifts = tables["d2t"].reshape(-1).astype(np.int64)
@@ -129,8 +132,8 @@ class Reader:
             at = int(np.argmax(np.diff(tokens) <= 0))
             self.refuse(
                 "draft_tokens",
-                f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; sort the table, and "
-                "the rows of 'lm_head.weight' in the same order.",
+                f"of the table 'd2t' hold {tokens[at + 1]} after {tokens[at]}; sort the tokens of "
+                "the table, and the rows of 'lm_head.weight' in the same order.",
             )
         if len(tokens) == total:  # the table lists all tokens
             return {}

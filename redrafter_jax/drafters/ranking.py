@@ -1,4 +1,4 @@
-"""Ranking of the next tokens that a drafter scores; all kinds of heads share it."""
+"""Ranking of the next tokens by a drafter's scores, for all kinds of drafters that score tokens."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def rank_tokens(
     tree: TreeConfig,
     size: int,
 ) -> tuple[Float[Array, "B M X"], Int[Array, "B M X"]]:
-    """Return the X best tokens at M positions, best first: log-probabilities, and indices into U.
+    """Return the X best of U tokens at M positions, best first: log-probabilities and indices.
 
     If the drafter's scores were right, the target would draw the token with the highest sum of
     filtered score and noise. So tokens are ranked by these sums, and their probabilities are

@@ -1,6 +1,6 @@
-"""The recurrent drafter: it reads decided tokens, and runs a beam search with a recurrent head.
+"""The recurrent drafter, which reads decided tokens and runs a beam search with a recurrent head.
 
-The beams that the search extends form the token tree.
+The beams of the search form the token tree.
 """
 
 from dataclasses import dataclass, replace
@@ -46,12 +46,14 @@ def beam_search(
     tree: TreeConfig,
     scorer: Scorer | None = None,
 ) -> Beams:
-    """Draft R tokens on each of W beams below the root; each beam has its own recurrent state.
+    """Draft R tokens (one per round) on each of W beams below the root, by `grow`.
+
+    Each beam has its own recurrent state.
 
     Args:
       drafter: the recurrent head.
       embedding: the target's token embedding; on a mesh, this device's shard.
-      context: context vector of all rounds, from `read_context` or from the attention layer.
+      context: context vector, which all rounds use, from `read_context` or the attention layer.
       root: the last decided token.
       noise: noise at the positions after the root, from `draw_noise`.
       sampling: sampling settings of the rows.
@@ -84,8 +86,8 @@ def beam_search(
 class RecurrentDrafter(HeadDrafter):
     """Drafts with a recurrent head.
 
-    With `attention`, the state `own` is the output of the attention layer at its last entry,
-    `[B D]`.
+    With `attention`, the state `own`, `[B D]`, is the output of the attention layer at its last
+    entry. Otherwise it is the hidden state at the last read token, as for any `HeadDrafter`.
     """
 
     @property
@@ -110,7 +112,10 @@ class RecurrentDrafter(HeadDrafter):
             check_target(self.config.layer, self.model.mesh, "recurrent head")
 
     def prepare(self, lender: Lender) -> "RecurrentDrafter":
-        """Return the drafter with what it borrows; on a GPU, with the cell's weights joined."""
+        """Return the drafter with the projection that it borrows.
+
+        On a GPU, the two weights of the simple cell are also joined into one.
+        """
         prepared = super().prepare(lender)
         assert isinstance(prepared, RecurrentDrafter)
         model, config = self.model, self.config
@@ -178,8 +183,8 @@ class RecurrentDrafter(HeadDrafter):
 def count_reads(config: RecurrentConfig, params: Any, tree: TreeConfig) -> DraftReads:
     """Count the weights that drafting one tree reads, for cost estimates.
 
-    All weights are read in every round, except `context_proj` and `attention`, which are read once.
-    The attention layer reads the tokens of the accepted path and their embeddings.
+    `context_proj` and `attention` are read once, and all other weights in every round. The
+    attention layer reads the tokens of the accepted path and their embeddings.
     """
     rounds = tree.draft_rounds
     once = ("context_proj", "attention")

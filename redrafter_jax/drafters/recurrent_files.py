@@ -28,10 +28,10 @@ def to_files(config: RecurrentConfig) -> dict[str, Any]:
 
 
 def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field `cell` from `rnn`; nothing if `config.json` states `cell` itself.
+    """Return the configuration field `cell`, derived from the field `rnn` of Apple's layout.
 
-    Apple's layout has only the field `rnn`: true stands for the cell "simple", and false for "sum".
-    This library's layout adds `cell`.
+    In this layout, true stands for the cell "simple", and false for "sum". If `config.json` also
+    states `cell`, which this library adds to the layout, the result is empty.
 
     Raises:
       FieldError: `rnn` and `cell` contradict each other.
@@ -41,7 +41,7 @@ def from_files(stated: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str
     if cell is None:
         return {"cell": "simple" if has_cell else "sum"}
     if has_cell == (cell == "sum"):
-        problem = f"is {cell!r}, which contradicts rnn, which is {has_cell}; leave rnn out."
+        problem = f"is {cell!r}, but rnn is {has_cell}; for this cell, rnn must be {not has_cell}."
         raise FieldError(RecurrentConfig, "cell", problem)
     return {}
 

@@ -1,14 +1,13 @@
 """Apple's recurrent head (arXiv 2403.09919, section 3) and its variants: configuration, parameters.
 
 The head drafts from the target's hidden states and the embeddings of the tokens drafted so far.
-Some variants also use the target's vocabulary projection for the last step, from features to
-scores.
+Some variants compute the scores from their features with the target's vocabulary projection.
 
 A head with `attention` first passes the hidden states through its own decoder layer, once per
 decided token, as Hydra++ does (arXiv 2402.05109). Unlike Hydra++, the layer also reads the
-embedding of the token after each hidden state. The last hidden state does not determine the token
-chosen after it, so without the embedding the layer could not find earlier occurrences of the root
-and what followed them (compare arXiv 2401.15077).
+embedding of the token after each hidden state. A hidden state does not determine the token that is
+chosen after it. Without the embedding, the layer could therefore not find earlier occurrences of
+the root and the tokens that followed them (compare arXiv 2401.15077).
 """
 
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ Cell = Literal["simple", "gru", "sum"]
 
 @dataclass(frozen=True)
 class RecurrentConfig(HeadConfig):
-    """Configuration of a recurrent head; by default it has the features of Apple's layout only.
+    """Configuration of a recurrent head; the defaults are the features of Apple's layout.
 
     The recurrent state has the target's width. `head="low_rank"` factors the vocabulary projection
     through `head_rank`. `head="target"` projects the features to the target's width and applies the
@@ -44,8 +43,9 @@ class RecurrentConfig(HeadConfig):
       exit_dim: width of the residual blocks and of the features; training uses twice the target's
         width by default, as Apple's code does.
       num_draft_layers: number of residual blocks; training uses 2 by default.
-      cell: recurrence: "simple" for `SiLU(W e + U s + b)` and "sum" for a running sum of
-        embeddings, both in Apple's layout; "gru" for a gated recurrent unit.
+      cell: recurrence: "simple" for `SiLU(W e + U s + b)` with the token's embedding e and the
+        state s, "sum" for a running sum of embeddings, "gru" for a gated recurrent unit. Apple's
+        layout has the first two.
       head_rank: rank of the factored projection for `head="low_rank"`; None for other heads.
       attention: whether a decoder layer attends to the text before the recurrence. The fields below
         configure this layer and are None without it; training takes unset fields from the target.
@@ -79,7 +79,7 @@ class RecurrentConfig(HeadConfig):
         if self.attention:
             _ = self.layer  # which checks its sizes
         rank, low = self.head_rank, self.head == "low_rank"
-        problem = f"is {rank}, but head is {self.head!r}; it is for head='low_rank' only."
+        problem = f"is {rank}, but head is {self.head!r}; head_rank is for head='low_rank' only."
         require(low or rank is None, self, "head_rank", problem)
         limit = "exit_dim" if rank is None else f"exit_dim={self.exit_dim}"
         problem = f"is {rank}; for head='low_rank' it must be less than {limit}."
@@ -87,7 +87,7 @@ class RecurrentConfig(HeadConfig):
         require(fits or not low, self, "head_rank", problem)
 
     def check_tree(self, tree: TreeConfig) -> None:
-        """Refuse a static tree, and a tree that takes more tokens than the head can draft."""
+        """Refuse a static tree, and a tree that has more beams than the head has tokens."""
         tree.check_beams("a recurrent head")
         super().check_tree(tree)
 
@@ -101,7 +101,7 @@ class RecurrentConfig(HeadConfig):
 
     @property
     def beyond_apple(self) -> dict[str, Any]:
-        """The fields that Apple's layout lacks, if they differ from the behaviour of Apple's code.
+        """The fields that Apple's layout lacks, without those that change nothing.
 
         The mapping is empty for a drafter that Apple's code can read.
         """
@@ -129,9 +129,9 @@ class RecurrentConfig(HeadConfig):
 class RecurrentHead(TrainedHead):
     """Scores the next token from the context and the recurrent state.
 
-    The concatenation `[context ; state]` passes through a projection, residual blocks and the
-    vocabulary projection. All rounds share one set of weights. The state is zero before the root is
-    read.
+    The context is computed from the target's hidden states. The concatenation `[context ; state]`
+    passes through a projection, residual blocks and the vocabulary projection. All rounds share one
+    set of weights. The state is zero before the root is read.
     """
 
     config: RecurrentConfig
@@ -224,7 +224,10 @@ class RecurrentHead(TrainedHead):
                 return (1 - update) * candidate + kept
 
     def join_cell(self) -> None:
-        """Store W above U too, so that a GPU runs one product for both; plain weights only."""
+        """Also store W and U as one matrix, with which a GPU computes `W e + U s` as one product.
+
+        The weights must not be quantized.
+        """
         self.rnn_joined = nnx.Param(
             jnp.concatenate([self.rnn_w.kernel[...], self.rnn_u.kernel[...]])
         )
@@ -236,7 +239,7 @@ class RecurrentHead(TrainedHead):
         return jnp.concatenate([jnp.broadcast_to(context, state.shape), state], axis=-1)
 
     def features(self, x: Float[Array, "... twice"]) -> Float[Array, "... E"]:
-        """Return the features that the head scores, from `inputs`."""
+        """Return the features from which the scores are computed; `x` is the result of `inputs`."""
         if self.config.has_input_projection:
             x = self.input_proj(x)
         return run_blocks(self.blocks, x)
@@ -244,10 +247,10 @@ class RecurrentHead(TrainedHead):
     def logits(
         self, inputs: Float[Array, "... twice"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores of the token after the one that the state in `inputs` read last.
+        """Return float32 scores of the next token, after the last one that the state has read.
 
-        There is a score for each draftable token, in the order of `draft_token_ids`; on a mesh, the
-        scores are this device's shard. With `head="target"`, `scorer` computes them.
+        There is a score for each of the U draftable tokens, in the order of `draft_token_ids`; on a
+        mesh, the scores are this device's shard. With `head="target"`, `scorer` computes them.
         """
         features = self.features(inputs)
         if self.config.head != "own":
@@ -264,7 +267,7 @@ class RecurrentHead(TrainedHead):
         rounds: int,
         scorer: Scorer | None = None,
     ) -> Iterator[Float[Array, "B C U"]]:
-        """Yield the scores of the recurrence that decoding runs, with the true tokens as input.
+        """Yield the scores of each round of the recurrence, with the true tokens as input.
 
         See `TrainedHead.unroll` for the arguments.
         """

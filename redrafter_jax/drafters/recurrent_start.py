@@ -13,7 +13,10 @@ from redrafter_jax.drafters.recurrent_head import RecurrentHead
 
 
 def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -> dict[str, Any]:
-    """Return values for unset fields; an attention layer gets the sizes of the target's layers."""
+    """Return values for configuration fields that the user left out.
+
+    An attention layer gets the sizes of the target's layers.
+    """
     del rounds
     open_fields = {"exit_dim": 2 * target.hidden_size, "num_draft_layers": 2}
     layer = {name: getattr(target, name) for name in LAYER_FIELDS} if told.get("attention") else {}
@@ -23,7 +26,7 @@ def train_defaults(told: Mapping[str, Any], target: TargetConfig, rounds: int) -
 def start_from_target(module: RecurrentHead, projection: Float[Array, "D U"]) -> None:
     """Initialise the head with the target's vocabulary projection.
 
-    If the head is narrower than the target, it gets the best approximation of its rank.
+    A head that is narrower than the target gets the best approximation of its rank.
 
     Raises:
       FieldError: the head is wider than the target.

@@ -1,6 +1,6 @@
 """Self-drafting: a target drafts for itself, with quantized weights, fewer layers, or both.
 
-Nothing is trained or loaded. The keys and values of the drafter have the shape of the target's, so
+Nothing is trained or loaded. The drafter's keys and values have the same shape as the target's. So
 the drafter attends to the target's cache and does not read the text itself.
 """
 
@@ -51,7 +51,7 @@ class SelfDrafter:
             if not 1 <= self.layers <= most:
                 raise InputError(
                     f"drafter is {self.name!r}, but the target has {target.num_hidden_layers} "
-                    f"layers; name from 1 to {most} of them."
+                    f"layers; give layers=N with N from 1 to {most}."
                 )
             config = target.with_layers(self.layers)
         if self.form is not None:
@@ -103,7 +103,7 @@ def parse_self(name: str) -> SelfDrafter | None:
             found = replace(found, layers=int(count))
         else:
             raise InputError(
-                f"drafter is {name!r}; after {PREFIX} write {', '.join(_FORMS)} or layers=N, or "
-                f"one of each, such as {PREFIX}int4 or {PREFIX}layers=8,int4."
+                f"drafter is {name!r}; after {PREFIX} write a format ({', '.join(_FORMS)}), "
+                f"layers=N, or both, such as {PREFIX}int4 or {PREFIX}layers=8,int4."
             )
     return found

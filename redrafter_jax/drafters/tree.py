@@ -1,4 +1,4 @@
-"""Token trees: made from beams, from ranks, from a chain or from a root, and merged."""
+"""Functions that make token trees from beams, ranks, a chain or a root, and that merge trees."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from redrafter_jax.types import Beams, TokenTree
 
 
 def build_tree(root: Int[Array, " B"], beams: Beams, tree: TreeConfig) -> TokenTree:
-    """Build the tree of a beam search, pruned to the node budget of the beams.
+    """Build the tree of a beam search, pruned to `tree.beam_nodes` nodes.
 
-    The (parent beam, token) pairs of a round are all distinct, so they are the nodes of a tree
-    without any search for shared prefixes: pair x of round r is node `1 + r * X + x`. Pruning keeps
-    the N most likely nodes in their order. The ancestors of a kept node are also kept, because a
+    The X (parent beam, token) pairs of a round are all distinct. So each pair is a node, and no
+    search for shared prefixes is needed: pair x of round r is node `1 + r * X + x`. Pruning keeps
+    the most likely nodes in their order. The ancestors of a kept node are also kept, because a
     child never scores above its parent and ties go to the lower index. With `final_beams_only`,
     padding nodes come last.
     """
@@ -37,8 +37,8 @@ def rank_tree(
 ) -> TokenTree:
     """Build the tree of the root and the N - 1 most probable of the given paths.
 
-    The log-probability of a path is the sum of the log-probabilities of its tokens. They are added
-    in a fixed order, so that rounding never puts a path above its own prefix. Ties go to the
+    The log-probability of a path is the sum of the log-probabilities of its tokens. The sum is
+    taken in a fixed order, so rounding never puts a path above its own prefix. Ties go to the
     earlier path. So the tree holds the ancestors of all its nodes.
 
     Args:
@@ -73,7 +73,7 @@ def rank_tree(
 def chain_tree(
     root: Int[Array, " B"], drafted: Int[Array, "B C"], found: Bool[Array, " B"]
 ) -> TokenTree:
-    """Build a chain of C drafted tokens below each root; only padding where `found` is False."""
+    """Build a chain of C drafted tokens below each root; rows without `found` get only the root."""
     B, C = drafted.shape
     depth = jnp.broadcast_to(jnp.arange(C + 1, dtype=jnp.int32), (B, C + 1))
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
@@ -98,7 +98,7 @@ def _with_mask(nodes: "_Kept", max_depth: int) -> TokenTree:
 
 
 def pad_nodes(tree: TokenTree, live: Bool[Array, "B N"]) -> TokenTree:
-    """Replace every node that is not live by a padding node; see `TokenTree`.
+    """Replace every node for which `live` is False by a padding node; see `TokenTree`.
 
     The root and all ancestors of a live node must be live.
     """
@@ -169,11 +169,11 @@ def ancestor_mask(parents: Int[Array, "B N"], max_depth: int) -> Bool[Array, "B 
 
 
 def merge_trees(tree: TokenTree, other: TokenTree, count: int) -> TokenTree:
-    """Append up to C nodes of another tree that this tree lacks, followed by padding nodes.
+    """Append to `tree` the nodes of `other` that it lacks, at most C = `count`, then padding nodes.
 
     Two nodes are equal if the paths from the root to them have the same tokens, so siblings stay
-    distinct. The other tree's nodes are appended in their order, so that a parent always precedes
-    its child. All nodes of a tree have the same source, and the other tree's source is the second.
+    distinct. The nodes of `other` are appended in their order, so a parent always precedes its
+    child. `other` must have a single source; the appended nodes get the second source of `SOURCES`.
     """
     B, N = tree.tokens.shape
     same = _same_nodes(other, tree)

@@ -58,7 +58,7 @@ _PERIOD = "sliding_window_pattern"
 def read_rotary(
     values: Mapping[str, Any], path: Path, theta: float | None = None
 ) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling that a target's `config.json` states.
+    """The rotary base that a target's `config.json` states, and the rotary scaling, None for none.
 
     Args:
       values: the file's fields; transformers 4 writes `rope_theta` and `rope_scaling`, and
@@ -78,8 +78,8 @@ def read_rotary(
 def by_layer_kind(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Return the fields in the format of transformers 4, for models with two rotary bases.
 
-    Such models have a rotary base of their own in windowed layers. transformers 4 keeps it in
-    `rope_local_base_freq`; transformers 5 has `rope_parameters` for each kind of layer.
+    Such models have a second rotary base for windowed layers. transformers 4 writes that base into
+    `rope_local_base_freq`; transformers 5 writes `rope_parameters` for each kind of layer.
 
     Raises:
       InputError: the errors of `read_rotary`, or windowed layers have rotary scaling.
@@ -163,8 +163,8 @@ def _scaling(
             continue
         if name not in _NEUTRAL or value != _NEUTRAL[name]:
             raise InputError(
-                f"{path} states {name}={value!r:.80} for rotary scaling of type {kind!r}; "
-                f"supported are {', '.join(map(repr, known)) or 'no fields'}."
+                f"{path} states {name}={value!r:.80} for rotary scaling of type {kind!r}; the "
+                f"supported fields of this type are {', '.join(map(repr, known)) or 'none'}."
             )
     if scaling is YarnScaling:
         stated = {**_yarn_defaults(stated, values, path), **stated}
@@ -178,7 +178,7 @@ def _yarn_defaults(
 ) -> dict[str, int | float]:
     """YaRN's default values, from the paper (arXiv 2309.00071) and from transformers.
 
-    Programs such as vLLM read the further factor `attn_factor`; transformers does not.
+    `attn_factor` is a further factor that vLLM and other programs read and transformers ignores.
     """
     defaults = {
         "original_max_position_embeddings": field(values, "max_position_embeddings", path, int),
@@ -213,14 +213,17 @@ def _longrope_defaults(
         return {"attention_factor": 1.0}
     if original < 2:
         raise InputError(
-            f"{path} states original_max_position_embeddings={original}; without an "
-            "attention_factor it must be greater than 1."
+            f"{path} states original_max_position_embeddings={original}; without "
+            "attention_factor, this number must be greater than 1."
         )
     return {"attention_factor": math.sqrt(1 + math.log(factor) / math.log(original))}
 
 
 def _factor(stated: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> float:
-    """The factor by which the context is scaled; if it is missing, the ratio of the contexts."""
+    """The factor by which the context length is scaled.
+
+    If no field states the factor, it is the ratio of the scaled to the original context length.
+    """
     if "factor" in stated or "original_max_position_embeddings" not in stated:
         return field(stated, "factor", path, float)
     original = field(stated, "original_max_position_embeddings", path, int)
@@ -290,7 +293,7 @@ def _stated_window(values: Mapping[str, Any], family: Family, path: Path) -> int
     if family.windowed == "none":
         raise InputError(
             f"{path} states sliding_window={window}, but {family.architecture} of transformers has "
-            "no window; remove the field if that is intended."
+            "no window; remove the field if the model needs none."
         )
     return window
 

@@ -41,20 +41,20 @@ def convert(
     quantization: Quantization | None = None,
     keep_quantized: bool = False,
 ) -> list[str]:
-    """Write a drafter or a target as a folder of safetensors, and check that it loads the same.
+    """Write a drafter or a target as a folder of safetensors, and compare it with the source.
 
     Args:
       source: folder, GGUF file or hub id, as `load_drafter` and `load_target` take it.
       folder: folder to write, which must be empty or missing. It appears only when it is complete.
       dtype: "float32" or "bfloat16" for all unquantized weights. None keeps the dtype of each
-        weight, except that blocks of GGUF become float32. Folders with quantized weights keep their
-        codes and scales.
+        weight, except that dequantized blocks of a GGUF file become float32. Quantized weights of a
+        folder keep their codes and scales in either case.
       for_apple: whether to refuse a drafter that Apple's code cannot load.
       quantization: formats of the matrices; None quantizes nothing.
       keep_quantized: whether to keep the quantized blocks of a GGUF file; see `load_target`.
 
     Returns:
-      Sentences on what was written.
+      Sentences for the user about what was written.
 
     Raises:
       InputError: the source cannot be loaded; the folder cannot be written; `for_apple` is set for
@@ -63,7 +63,9 @@ def convert(
         GGUF.
     """
     if dtype is not None and dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)} or none.")
+        raise InputError(
+            f"dtype {dtype!r} is not supported; use {' or '.join(DTYPES)}, or leave dtype out."
+        )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"{folder} exists already; name a new folder, or empty this one.")
     files = open_target(source)
@@ -129,7 +131,9 @@ def convert(
         more = f" and {others} more" if others > 0 else ""
         sentences.append(f"Left out, because loading ignores them: {', '.join(named)}{more}")
     if beyond:
-        sentences.append(f"Apple's code cannot load it, as it lacks {', '.join(beyond)}.")
+        sentences.append(
+            f"Apple's code cannot load it, because that code does not support {', '.join(beyond)}."
+        )
     return sentences
 
 
@@ -151,7 +155,7 @@ def _formats(found: MatchedModel, quantization: Quantization | None) -> dict[str
 
 
 def _sizes(found: MatchedModel) -> Mapping[str, Any]:
-    """Fields of a drafter that `config.json` may lack, because the weights imply them."""
+    """Fields of a drafter that `config.json` may leave out, because the weights imply them."""
     kind = find_kind(found.config)
     return {} if kind is None else kind.files.fields(found.config)
 

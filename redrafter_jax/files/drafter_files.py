@@ -57,14 +57,15 @@ def load_drafter(
     """Load a drafter: a trained head of any kind, a model, or a part of the target itself.
 
     Args:
-      name: one of three kinds of names. The folder or hub id of a head, in the layout of
-        `save_drafter` or of the kind's authors (see `redrafter_jax.drafters.kinds`). The folder,
-        GGUF file or hub id of a model with the target's vocabulary, as in `load_target`. Or a part
-        of the target: "self:int4" (also int8 and fp8) for a quantized copy, "self:layers=N" for
-        the first N layers, whose weights are shared, or "self:layers=N,int4" for both.
+      name: the name of a head, of a model, or of a part of the target. For a head, give its folder
+        or hub id; the files have the layout of `save_drafter` or of the kind's authors (see
+        `redrafter_jax.drafters.kinds`). For a model with the target's vocabulary, give its folder,
+        GGUF file or hub id, as in `load_target`. For a part of the target, give "self:int4" (or
+        int8 or fp8), a quantized copy; "self:layers=N", the first N layers, which share the
+        target's weights; or "self:layers=N,int4", a quantized copy of these layers.
       dtype: dtype of parameters and activations, as in `load_target`.
       mesh: mesh for the drafter, as in `load_target`.
-      target: the target to draft for. A name that begins with "self:" requires it, and the drafter
+      target: the target to draft for. It is required if the name begins with "self:"; the drafter
         then has the target's dtype and mesh.
 
     Raises:
@@ -99,7 +100,7 @@ def load_found(
 def save_drafter(drafter: LoadedHead, folder: str | Path) -> None:
     """Write `config.json` and `model.safetensors` of a head, in the layout of the head's authors.
 
-    `config.json` also holds fields that this layout lacks.
+    `config.json` also holds fields of this library that the authors' layout does not have.
 
     Raises:
       InputError: the files cannot be written.
@@ -123,7 +124,7 @@ class FoundSelf(NamedTuple):
     config: TargetConfig
 
     def digest(self) -> str:
-        """A name that differs between the parts of the same target."""
+        """The name of the part, which tells it from other parts of the same target."""
         return self.drafter.name
 
 
@@ -135,7 +136,8 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
 
     Args:
       name: name of the drafter, as in `load_drafter`.
-      target: the files of the target to draft for; a model with other tokens is refused.
+      target: the files of the target to draft for, with which a model's tokens are compared. None
+        skips this check, and is not allowed for names that begin with "self:".
     """
     if (own := parse_self(str(name))) is not None:
         assert target is not None, "its files are known to all that name one"
@@ -196,7 +198,7 @@ def find_kind_of_files(name: str | Path, values: Mapping[str, Any]) -> Kind | No
     """The kind of a head in a folder or hub repository; None if it holds no head.
 
     `values` are the fields of `config.json`. Some published heads have the fields of a target with
-    one layer. Only for such fields, the weights are looked for, and downloaded.
+    one layer. For these alone, the function looks at the weights, and downloads them if needed.
     """
     kind = recognise(values)
     if kind is not None or values.get("num_hidden_layers") != 1:
@@ -222,8 +224,8 @@ def check_tokens(drafter: TargetFiles, target: TargetFiles) -> None:
     if 10 * len(other) > len(both):
         token = min(other)
         raise InputError(
-            f"{drafter.name} has other tokens than {target.name}: {len(other)} of {len(both)}, "
-            f"such as token {token}, which is {ours[token]!r:.40} in the first and "
+            f"{drafter.name} has other tokens than {target.name}: {len(other)} of {len(both)} "
+            f"differ, such as token {token}, which is {ours[token]!r:.40} in the first and "
             f"{theirs[token]!r:.40} in the second; use a model with the target's tokenizer."
         )
 

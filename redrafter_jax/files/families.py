@@ -116,7 +116,8 @@ def target_config(
 def target_fields(config: TargetConfig) -> dict[str, Any]:
     """The fields of `config.json` as transformers writes them for this target.
 
-    They are written for the first family that has exactly the variations of the target.
+    The fields are those of a family (a `model_type` of transformers). If several families have
+    exactly the target's variations, the first one is taken.
 
     Raises:
       InputError: no family of transformers has exactly these variations.
@@ -178,7 +179,7 @@ def _biases(values: Mapping[str, Any], family: Family, path: Path) -> tuple[bool
     if stated != biases[0]:
         raise InputError(
             f"{path} states attention_bias={stated!r}, but transformers always uses "
-            f"{biases[0]!r} for {family.architecture}; remove the field if that is intended."
+            f"{biases[0]!r} for {family.architecture}; remove the field to use {biases[0]!r}."
         )
     return biases
 
@@ -205,7 +206,7 @@ def _family_of(config: TargetConfig) -> str:
     raise InputError(
         f"No family of transformers has all of {all_stated} and "
         f"windowed_layers={config.windowed_layers}, so this target cannot be written as a "
-        "Hugging Face folder; use the variations of one family."
+        "Hugging Face folder; give it the variations of one family."
     )
 
 

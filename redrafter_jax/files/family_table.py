@@ -7,7 +7,7 @@ Windows = Literal["none", "all", "switched", "pattern"]
 
 
 class Family(NamedTuple):
-    """The properties of a `model_type`.
+    """The properties of a family of targets, which is a `model_type` of transformers.
 
     Attributes:
       architecture: name of the class in transformers.
@@ -17,12 +17,12 @@ class Family(NamedTuple):
         "switched", `max_window_layers` chooses the layers if `use_sliding_window` is true. With
         "pattern", all but every n-th layer have a window. In both cases `layer_types` takes
         precedence, if the file has it.
-      derived: fields that are computed from others if the file leaves them out.
-      variations: fields of `TargetConfig` that differ from Llama.
+      derived: fields that are computed from other fields if the file leaves them out.
+      variations: fields of `TargetConfig` that differ from Llama, with their values.
       stated: fields that only this family has; the files use the same names as `TargetConfig`.
-      activation: name of the field for the activation.
+      activation: name of the field that states the activation function.
       defaults: transformers' defaults of fields that a file may leave out.
-      supported: the supported values of further fields that change the computation.
+      supported: for further fields that change the computation, the only supported value.
     """
 
     architecture: str

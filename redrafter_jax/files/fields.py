@@ -35,7 +35,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def errors_naming(place: Path | str) -> Generator[None]:
-    """Open a block in which an error about a configuration field names the place of the field."""
+    """Return a context in which a `FieldError` becomes an `InputError` that begins with `place`."""
     try:
         yield
     except FieldError as error:
@@ -44,9 +44,9 @@ def errors_naming(place: Path | str) -> Generator[None]:
 
 @contextmanager
 def reading(path: Path, otherwise: str) -> Generator[None]:
-    """Open a block in which a missing or unreadable file raises `InputError`.
+    """Return a context in which a missing or unreadable file raises `InputError`.
 
-    `otherwise` follows "is missing; " in the error.
+    The error for a missing file ends with "is missing; " and the words `otherwise`.
     """
     try:
         refuse_pointer(path)
@@ -100,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(content)
     except RecursionError:
-        raise InputError(f"{path} is nested too deeply; use the file of a model.") from None
+        raise InputError(f"{path} is nested too deeply to be read; use another file.") from None
     except ValueError as error:  # not JSON, not UTF-8, or a number with thousands of digits
         raise InputError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(values, dict):
@@ -111,14 +111,18 @@ def read_json(path: Path) -> dict[str, Any]:
 def field(
     values: Mapping[str, Any], name: str, path: Path, expected: type, default: Any = None
 ) -> Any:
-    """The value of a field, or the default. If `expected` is float, a whole number is converted.
+    """The value of a field, or the default if the field is missing or null.
+
+    If `expected` is float, a whole number is converted.
 
     Raises:
       InputError: the field is missing and has no default, has another type, or is too large.
     """
     value = default if values.get(name) is None else values[name]
     if value is None:
-        raise InputError(f"{path} does not state {name!r}, and it has no default.")
+        raise InputError(
+            f"{path} does not state {name!r}, which has no default; add it or use another file."
+        )
     if type(value) is int and not -INT_LIMIT < value < INT_LIMIT:
         raise InputError(
             f"{path} states {name}={str(value)[:8]}..., a number of {len(str(abs(value)))} digits; "

@@ -84,7 +84,7 @@ class GgufFiles(TargetFiles):
         """Return the path, and its weights by name; `keep_quantized` keeps quantized blocks.
 
         Raises:
-          InputError: a tensor has no place in the model, or its quantization is not supported or
+          InputError: a tensor does not belong to the model, or its quantization is not supported or
             cannot be kept.
         """
         return self.path, _find_weights(self.header, self.config, keep_quantized)
@@ -99,8 +99,8 @@ def _find_weights(
     for name, tensor in header.tensors.items():
         if tensor.kind not in SUPPORTED_KINDS:
             raise InputError(
-                f"{tensor.path}: tensor {name!r} is stored as {tensor.kind}; supported are "
-                f"{', '.join(SUPPORTED_KINDS)}."
+                f"{tensor.path}: tensor {name!r} is stored as {tensor.kind}; the supported formats "
+                f"are {', '.join(SUPPORTED_KINDS)}."
             )
         prefix, own, suffix = _parse(name)
         if own in ROTARY_TENSORS:

@@ -1,9 +1,9 @@
 """Quantized blocks of GGUF files as codes, scales and minima of groups of numbers.
 
 Blocks are laid out as in ggml (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h). A
-block of Q8_0, Q4_0 or Q4_1 is one group of 32 numbers. A block of Q4_K has eight groups of 32, and
-a block of Q6_K sixteen groups of 16; their scales are products of two numbers, which are rounded to
-float16 here.
+block of Q8_0, Q4_0 or Q4_1 is one group of 32 numbers. A block of Q4_K has eight groups of 32
+numbers, and a block of Q6_K has sixteen groups of 16. A scale of Q4_K or Q6_K is the product of two
+numbers; here the product is rounded to float16.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ class BlockKind(NamedTuple):
     """The layout of a quantized block.
 
     Attributes:
-      numbers: number of numbers in a block.
-      group: number of numbers that share a scale.
+      numbers: count of numbers in a block.
+      group: count of numbers that share a scale.
       dtype: dtype of the codes, "I8" or "I4".
       codes: function from blocks [..., bytes] to codes [..., numbers], one int8 per code.
       scale: function from blocks to the scales of their groups, [..., groups].
-      minimum: function from blocks to the minima of their groups, or None.
+      minimum: function from blocks to the minima of their groups; None for formats without minima.
     """
 
     numbers: int
@@ -110,12 +110,14 @@ BLOCK_KINDS = {
 
 
 def kept_blocks(stored: StoredWeight, kind: str, read: ReadBlocks) -> dict[str, StoredWeight]:
-    """Return a matrix in blocks as codes, scales and minima, with names for `weight_with_scales`.
+    """Return the codes, scales and minima of a matrix in blocks, by the names of their weights.
+
+    `weight_with_scales` reads weights of these names.
 
     Args:
       stored: the matrix.
-      kind: the format of its blocks, one of `BLOCK_KINDS`.
-      read: the function that reads its blocks.
+      kind: the format of the matrix's blocks, one of `BLOCK_KINDS`.
+      read: function that reads blocks of the matrix.
     """
     own = BLOCK_KINDS[kind]
     rows, columns = stored.shape

@@ -25,13 +25,14 @@ class Architecture(NamedTuple):
 
     Attributes:
       model_type: the family's `model_type`.
-      names: weight names by tensor name; names within a layer omit the prefixes `blk.0.` and
-        `model.layers.0.`.
-      interleaved: tensors that store the two halves of each head, which the rotary embedding pairs,
-        in alternating rows; transformers stores one half after the other.
+      names: mapping from tensor names to weight names; names within a layer omit the prefixes
+        `blk.0.` and `model.layers.0.`.
+      interleaved: tensors that store the two halves of each head in alternating rows; transformers
+        stores one half after the other. (The rotary embedding pairs the two halves.)
       norms_from_one: whether stored norm weights already include the 1 that the model adds.
       known: header fields that are supported in addition to `_KNOWN`.
-      further: function from a reader of header fields to additional fields of `config.json`.
+      further: function that returns additional fields of `config.json`. Its argument is a function
+        that reads a header field, from a name, a type and a default.
     """
 
     model_type: str
@@ -145,7 +146,7 @@ def gguf_fields(header: Header) -> dict[str, Any]:
         if (length := stated(name, int, head_dim)) != head_dim:
             raise InputError(
                 f"{header.path} states {prefix}{name}={length}, but heads are {head_dim} wide; use "
-                "a model whose heads all have this width and are rotated as a whole."
+                "a model whose keys, values and rotary embedding all have the width of a head."
             )
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.shape:
@@ -199,8 +200,8 @@ def _refuse_unknown(header: Header, prefix: str, architecture: Architecture) -> 
         if own == name or own in {*_KNOWN, *architecture.known} or _NEUTRAL.get(own) == value:
             continue
         raise InputError(
-            f"{header.path} states {name}={value!r}, which is not supported; without it the model "
-            "might write another text. Use another file."
+            f"{header.path} states {name}={value!r}, which is not supported and might change the "
+            "text; use another file."
         )
 
 
@@ -231,8 +232,8 @@ def _scaling(header: Header, prefix: str) -> dict[str, Any] | None:
     if f"{_FACTORS}.weight" in header.tensors:
         if kind != "none":
             raise InputError(
-                f"{header.path} holds rotary factors and states scaling of type {kind!r}, which "
-                "are not supported together."
+                f"{header.path} holds rotary factors and states scaling of type {kind!r}; the two "
+                "are not supported together, so use another file."
             )
         factors = _factors(header, _FACTORS)
         return _longrope(factors, factors, context, gain)
@@ -273,7 +274,8 @@ def _factors(header: Header, own: str) -> list[float]:
     tensor = header.tensors.get(name)
     if tensor is None:
         raise InputError(
-            f"{header.path} states rotary scaling of type 'longrope' but holds no tensor {name!r}."
+            f"{header.path} states rotary scaling of type 'longrope' but holds no tensor {name!r}; "
+            "the file is incomplete."
         )
     if tensor.kind != "F32" or len(tensor.shape) != 1:
         raise InputError(

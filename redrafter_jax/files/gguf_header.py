@@ -1,9 +1,9 @@
 """Reads the header of a GGUF file or of a split model: its fields and the offsets of its tensors.
 
-The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package has a
-reader too, but it takes seconds for a vocabulary, because it makes several arrays for each string,
-and it does not check counts against the size of the file. This reader checks that data lies within
-the file before it reads or allocates anything.
+The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The reader of the `gguf`
+package takes seconds for a vocabulary, because it makes several arrays for each string. It also
+does not check counts against the size of the file. The reader here checks that data lies within the
+file before it reads or allocates anything.
 """
 
 import math
@@ -93,8 +93,8 @@ def read_header(path: Path) -> Header:
     if missing or not paths:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(
-            f"{(missing or [path])[0]}{more} is missing; the model is in {count} parts, "
-            "download all of them into one folder."
+            f"{(missing or [path])[0]}{more} is missing; the model has {count} parts, so download "
+            "all of them into one folder."
         )
     headers = [_read_file(part) for part in paths]
     tensors: dict[str, Tensor] = {}
@@ -102,8 +102,8 @@ def read_header(path: Path) -> Header:
         stated = header.get("split.no", int), header.get("split.count", int)
         if stated != (number, count):
             raise InputError(
-                f"{header.path} states that it is part {stated[0] + 1} of {stated[1]}; it was "
-                "renamed, or belongs to another model."
+                f"{header.path} states that it is part {stated[0] + 1} of {stated[1]}; the file "
+                "was renamed or belongs to another model, so download all parts again."
             )
         if repeated := sorted(tensors.keys() & header.tensors.keys()):
             raise InputError(
@@ -167,7 +167,8 @@ class _Reader:
             return self.content[start : start + size].decode()
         except UnicodeDecodeError:
             raise InputError(
-                f"{self.path} holds a string at byte {start} that is not UTF-8; it is damaged."
+                f"{self.path} holds a string at byte {start} that is not UTF-8; the file is "
+                "damaged."
             ) from None
 
     def value(self, kind: int) -> Any:

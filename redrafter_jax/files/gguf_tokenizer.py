@@ -1,7 +1,7 @@
-"""Builds the tokenizer of a GGUF model from its header: byte-level BPE or SentencePiece BPE.
+"""Builds the tokenizer of a GGUF model from the header: byte-level BPE or SentencePiece BPE.
 
-A header only names its pre-tokenizer. The patterns here are from the `tokenizer.json` of the models
-after which the pre-tokenizers are named.
+A header only names a pre-tokenizer, and does not state its pattern. The patterns here are from the
+`tokenizer.json` of the models after which the pre-tokenizers are named.
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,8 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
     if len(types) != len(tokens) or len(vocabulary) != len(tokens):
         raise InputError(
             f"{header.path} states {len(tokens)} tokens, {len(vocabulary)} of them distinct, and "
-            f"{len(types)} types of tokens, which must be equal numbers; the file is damaged."
+            f"{len(types)} types of tokens; the three numbers must be equal, so the file is "
+            "damaged."
         )
     model = header.get("tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama"):
@@ -117,7 +118,7 @@ def gguf_tokenizer(header: Header) -> Tokenizer:
 
 
 def token_strings(header: Header) -> list[str]:
-    """The tokens in the order of their ids, as the file spells them; empty if it lists none."""
+    """The tokens by id, as the file spells them; empty if the file does not list them."""
     return header.get("tokenizer.ggml.tokens", list, [])
 
 
@@ -231,7 +232,7 @@ def _token(header: Header, name: str, tokens: list[str]) -> str | None:
     if not 0 <= number < len(tokens):
         raise InputError(
             f"{header.path} states tokenizer.ggml.{name}_token_id={number}, outside its "
-            f"{len(tokens)} tokens."
+            f"{len(tokens)} tokens; the file is damaged."
         )
     return tokens[number]
 

@@ -52,7 +52,7 @@ def locate(name: str | Path) -> Path:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that holds an adapter, or whose subfolder or GGUF file is the model."""
+    """Refuse a folder of an adapter, or one that only contains a model's folder or GGUF file."""
     _refuse_adapter(folder, "config.json")
     refuse_outer_folder(folder, "config.json")
 
@@ -137,7 +137,7 @@ def from_hub(fetch: Callable[[str], str], repository: str, needed: str) -> Path:
     Args:
       fetch: a download function of huggingface_hub, which takes the repository's id.
       repository: the folder or id that the user gave.
-      needed: the files that a local folder would have to hold, for error messages.
+      needed: words for the files that a local folder must hold, for errors.
 
     Raises:
       InputError: the download failed, for any reason.

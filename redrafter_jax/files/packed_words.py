@@ -1,4 +1,4 @@
-"""Matrices in the 32-bit words of GPTQ and AWQ, which are read as codes, scales and minima.
+"""Matrices that GPTQ and AWQ pack into 32-bit words, read as codes, scales and minima.
 
 A linear layer `X` is stored as `X.qweight`, `X.qzeros` and `X.scales`, with outputs on the last
 axis. A word holds eight codes of 4 bits, or eight zero points. A code stands for the number
@@ -10,7 +10,7 @@ GPTQ packs eight inputs per word, the first in the lowest bits: `qweight` is [in
 
 AWQ's "gemm" packs eight outputs per word, even ones before odd ones: `qweight` is [in, out / 8]
 (https://github.com/casper-hansen/AutoAWQ/blob/main/awq/modules/linear/gemm.py). Both formats pack
-the zero points of eight outputs per word, in the order in which the format packs codes: `qzeros` is
+the zero points of eight outputs per word, in the order in which they pack codes: `qzeros` is
 [groups, out / 8].
 """
 
@@ -57,7 +57,7 @@ class _Layer(NamedTuple):
 
 
 def unpack_layers(stored: dict[str, StoredWeight], packing: Packing) -> dict[str, StoredWeight]:
-    """Return the weights with packed layers as codes, scales and minima; keep other weights.
+    """Return the weights of a folder, with packed layers replaced by codes, scales and minima.
 
     Raises:
       InputError: a part of a layer is missing or has a shape or dtype that does not fit `qweight`,

@@ -35,8 +35,8 @@ class Layout(NamedTuple):
     Attributes:
       module: function from a configuration to a module that holds only parameters.
       stored_name: function from a configuration and a parameter's dotted name to the weight's name.
-      layers: fields of the configuration whose product is the number of layers, with their names in
-        files. This product cannot exceed the number of weights.
+      layers: mapping from fields of the configuration to their names in files. The product of these
+        fields is the number of layers, which cannot exceed the number of weights in files.
     """
 
     module: Callable[..., nnx.Module]
@@ -47,9 +47,11 @@ class Layout(NamedTuple):
 class Parameter(NamedTuple):
     """A parameter of a module, or one part of a joint parameter, with the name of its weight.
 
+    A joint parameter is several weights of the files in one, such as query, key and value.
+
     Attributes:
-      path: path of the parameter; for a part of a joint parameter, the path that it would have as a
-        parameter of its own.
+      path: path of the parameter; for a part of a joint parameter, the path that the part would
+        have as a parameter of its own.
       name: name of the weight in files.
       shape: shape of the weight in files.
       transposed: whether the weight is stored transposed.
@@ -76,7 +78,7 @@ class MatchedModel(NamedTuple):
       parameters: the parameters of the module.
       weights: one stored weight for each parameter.
       left_out: names of weights in the files that are not read, such as a second embedding.
-      tables: arrays of whole numbers in the files, from which the configuration was read.
+      tables: arrays in the files that are not weights, from which the configuration was read.
     """
 
     folder: Path
@@ -146,10 +148,10 @@ def match_weights(
       config: the configuration.
       stored: the weights in the files, by name.
       layout: the layout that maps parameters to stored weights.
-      ignored: regular expressions for names of weights that may have no place in the model.
+      ignored: regular expressions for names of weights in the files that may have no parameter.
 
     Raises:
-      InputError: a weight is missing, has the wrong shape, or has no place in the model.
+      InputError: a weight is missing, has the wrong shape, or does not belong to the model.
     """
     counts = {name: getattr(config, field) for field, name in layout.layers.items()}
     # Check the number of layers before building them.
@@ -194,7 +196,10 @@ def _is_zero_bias(stored: Mapping[str, StoredWeight], name: str) -> bool:
 
 
 def stored_parameters(config: Any, layout: Layout) -> tuple[Any, list[Parameter]]:
-    """The structure of the module, and its parameters as they are stored, without arrays."""
+    """The structure of the module, and its parameters with the names and shapes of their weights.
+
+    No arrays are created.
+    """
     skeleton = nnx.eval_shape(lambda: layout.module(config, rngs=nnx.Rngs(0)))
     graphdef, abstract = nnx.split(skeleton)
     parameters = []
@@ -245,9 +250,9 @@ def _read(parameter: Parameter, weight: StoredWeight, dtype: DTypeLike, mesh: Me
 
 
 def is_matrix(name: str, leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether a parameter is a matrix, which is [in, out] here and [out, in] in files.
+    """Whether a parameter is a matrix that is [in, out] here and [out, in] in files.
 
-    An embedding is no such matrix.
+    An embedding is [V, D] in both, so the result is False for it.
     """
     return leaf.ndim == 2 and "embed_tokens" not in name
 

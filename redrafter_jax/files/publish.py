@@ -75,9 +75,9 @@ def publish(folder: Path, repository: str, *, private: bool = False) -> Publishe
         cause = str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         way_out = (
-            "log in with a token that may write with `hf auth login`, or set HF_TOKEN"
+            "run `hf auth login` with a token that has write access, or set HF_TOKEN to one"
             if status in _NO_RIGHT
-            else "push again when that is fixed"
+            else "fix this cause, then push again"
         )
         raise InputError(
             f"The upload to {repository!r} on the Hugging Face hub failed ({cause}); {way_out}."

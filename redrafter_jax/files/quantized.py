@@ -1,5 +1,8 @@
 """Quantized weights in files, as codes with scales and minima, and the supported methods.
 
+A code is the number of 8 or 4 bits that is stored for an element of the weight. The elements of a
+group share a scale, and in some formats a minimum; `models.linear.QuantizedWeight` explains them.
+
 A folder that `redrafter convert --quantize` writes holds codes under the name of the weight, with
 the shape of the weight. int8 and float8_e4m3fn codes are stored as they are. int4 codes are stored
 with 8 added, two codes per byte, the first in the low bits. Scales and minima, [out, groups], have
@@ -81,13 +84,13 @@ def weight_with_scales(
         codes = codes._replace(dtype="I4", shape=(*rows, 2 * packed), unpack=unpack)
     if codes.dtype not in CODES:
         raise InputError(
-            f"{codes.path}: weight {name!r} has scales and is stored as {codes.dtype}; supported "
-            "are I8, F8_E4M3, and U8 for two codes of 4 bits."
+            f"{codes.path}: weight {name!r} has scales and is stored as {codes.dtype}; the "
+            "supported dtypes are I8, F8_E4M3, and U8 for two codes of 4 bits."
         )
     if codes.shape != shape or len(shape) != 2:
         raise InputError(
-            f"{codes.path}: weight {name!r} has quantized numbers of shape {codes.shape}, but its "
-            f"configuration asks for {shape}."
+            f"{codes.path}: weight {name!r} has quantized numbers of shape {codes.shape}, but the "
+            f"configuration asks for {shape}; use files of the same model."
         )
     outputs, inputs = shape
     groups = scale.shape[-1] if scale.shape else 0
@@ -99,8 +102,8 @@ def weight_with_scales(
     for part in filter(None, (scale, minimum)):
         if part.dtype not in _SCALES:
             raise InputError(
-                f"{part.path}: {part.name!r} is stored as {part.dtype}; supported are "
-                f"{', '.join(_SCALES)}."
+                f"{part.path}: {part.name!r} is stored as {part.dtype}; scales and minima must be "
+                f"one of {', '.join(_SCALES)}."
             )
         check_shape(part, scale.shape)
     return codes._replace(scale=scale, minimum=minimum)
@@ -126,11 +129,11 @@ def _unpack(packed: StoredWeight, index: Index) -> np.ndarray:
 def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
     """The function that unpacks the quantized weights of a target's folder.
 
-    It does not change the weights of unquantized folders, nor of folders that this library wrote.
+    For unquantized folders and for folders that this library wrote, the function changes nothing.
 
     Args:
       values: the fields of `config.json`.
-      path: path of the file.
+      path: path of `config.json`.
 
     Raises:
       InputError: the method, or a variant of it, is not supported.
@@ -169,7 +172,7 @@ def read_method(values: Mapping[str, Any], path: Path) -> FindQuantized:
 def check_method(
     values: Mapping[str, Any], path: Path, supported: tuple[str, ...] = (QUANT_METHOD,)
 ) -> str | None:
-    """The method of quantization that a `config.json` states; None if it states none.
+    """The method of quantization that the fields of a `config.json` state; None if they state none.
 
     Raises:
       InputError: the method is not supported, or the field is not an object.
@@ -180,9 +183,9 @@ def check_method(
     if method not in supported:
         others = "".join(f", {name!r}" for name in supported if name != QUANT_METHOD)
         raise InputError(
-            f"{path} states quantization_config of quant_method {method!r}; supported is "
-            f"{QUANT_METHOD!r}, which `redrafter convert --quantize` writes from unquantized "
-            f"weights{others}."
+            f"{path} states quantization_config of quant_method {method!r}; supported: "
+            f"{QUANT_METHOD!r} (which `redrafter convert --quantize` writes from unquantized "
+            f"weights){others}."
         )
     return method
 

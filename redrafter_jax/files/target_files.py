@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class TargetFiles(ABC):
     """The files of a target; `open_target` chooses the subclass for the format.
 
-    Contents are cached, so a command parses nothing twice. Reading an attribute raises `InputError`
-    if its file is missing, damaged or not supported.
+    Contents are cached, so a command parses nothing twice. Access to an attribute reads its file,
+    and raises `InputError` if the file is missing, damaged or not supported.
 
     Attributes:
       name: the path or hub id that the user gave.
@@ -34,7 +34,7 @@ class TargetFiles(ABC):
       described_by: path of the file with the configuration.
       fields: the fields of `config.json`, or the fields of a GGUF header in the format of
         transformers.
-      config: the configuration; reading it reads no weights.
+      config: the configuration, for which no weights are read.
       tokenizer: the tokenizer, with the behaviour of transformers.
       transformers_tokenizer: the tokenizer object of transformers, which also renders chat
         templates.
@@ -58,12 +58,12 @@ class TargetFiles(ABC):
 
     @abstractmethod
     def stored_weights(self, *, keep_quantized: bool) -> "tuple[Path, Mapping[str, StoredWeight]]":
-        """Return the path of the weights, and the weights by transformers' names; none is read."""
+        """Return the path of the weights, and the weights by transformers' names, not yet read."""
 
     def match(self, *, keep_quantized: bool = False) -> "MatchedModel":
-        """The target with its parameters matched to stored weights, after its files were checked.
+        """Check the target's files, and match its parameters with stored weights.
 
-        Only the weights that these checks need are read.
+        Only the weights that the checks need are read.
 
         Raises:
           InputError: the errors of `load_target`, except those about meshes and dtypes.
@@ -101,8 +101,8 @@ class TargetFiles(ABC):
     ) -> Target:
         """Load only the embeddings, the final norm and the vocabulary projection of the target.
 
-        Such a target can be used for training on stored hidden states, but not to read tokens. The
-        errors are those of `match`: all files must exist.
+        Such a target serves training on stored hidden states; it cannot read tokens. All files of
+        the target must exist, and the errors are those of `match`.
         """
         from redrafter_jax.files.target_weights import without_layers
 
@@ -136,9 +136,10 @@ def load_target(
     On a terminal a progress bar is shown.
 
     Args:
-      name: a folder with `config.json` and safetensors or PyTorch's `.bin` (one file, or shards
-        with an index), a GGUF file or any part of a split one, or the id of a repository on the
-        Hugging Face hub; if the hub cannot be reached, files that were downloaded before are used.
+      name: a folder, a GGUF file or an id on the Hugging Face hub. A folder holds `config.json` and
+        the weights as safetensors or PyTorch's `.bin` (one file, or shards with an index). Any part
+        of a split GGUF model names the model. If the hub cannot be reached, files that were
+        downloaded before are used.
       dtype: dtype of the parameters and activations, "float32" or "bfloat16"; codes and scales of
         quantized weights keep their dtypes.
       mesh: mesh from `make_mesh`, on which every device reads its own part of each weight; None for
@@ -150,8 +151,8 @@ def load_target(
 
     Raises:
       InputError: the folder, a file or a weight is missing, truncated or of the wrong shape; a
-        weight has no place in the model; the model is not supported; its blocks cannot be kept; or
-        the mesh does not divide the heads or the groups of scales.
+        weight does not belong to the model; the model is not supported; its blocks cannot be kept;
+        or the mesh does not divide the heads or the groups of scales.
     """
     return open_target(name).load(dtype, mesh, keep_quantized=keep_quantized)
 
@@ -170,8 +171,8 @@ def load_tokenizer(source: str | Path | Model[Any, Any]) -> Any:
     if isinstance(source, Model):
         if not source.source:
             raise InputError(
-                "This target was not loaded from files, so it has no tokenizer; give the path of "
-                "its tokenizer."
+                "This target was not loaded from files, so it has no tokenizer; give "
+                "load_tokenizer the path or hub id of a tokenizer."
             )
         source = str(source.source)
     return open_target(source).transformers_tokenizer

@@ -1,4 +1,4 @@
-"""The names of a target's weights in files, matching of its parameters, and saving."""
+"""The names of a target's weights in files, the matching of parameters with them, and saving."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +42,7 @@ def match_target(
         model.
 
     Raises:
-      InputError: a weight is missing, has the wrong shape, or has no place in the model.
+      InputError: a weight is missing, has the wrong shape, or does not belong to the model.
     """
     stored = {
         (text := _text_name(name)): weight._replace(name=text) for name, weight in found.items()
@@ -71,8 +71,11 @@ def without_layers(matched: MatchedModel) -> MatchedModel:
 def save_target(target: Target, folder: str | Path) -> None:
     """Write `config.json` and `model.safetensors` as transformers does for the target's family.
 
+    A family is a `model_type` of transformers, such as "llama".
+
     Raises:
-      InputError: no family of transformers has exactly the target's variations.
+      InputError: no family of transformers has exactly the target's variations, or the weights
+        cannot be written.
     """
     # Imported here, because commands that decode save nothing.
     from redrafter_jax.files.families import target_fields
@@ -84,7 +87,7 @@ def save_target(target: Target, folder: str | Path) -> None:
 def target_name(config: TargetConfig, name: str) -> str:
     """The name of a parameter's weight in transformers.
 
-    For example, `layers.0.attention.q_bias` is named `...q_proj.bias`.
+    For example, `layers.0.self_attn.q_bias` becomes `model.layers.0.self_attn.q_proj.bias`.
     """
     if name.endswith("_bias"):
         return f"model.{name.removesuffix('_bias')}_proj.bias"

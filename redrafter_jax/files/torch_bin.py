@@ -5,9 +5,9 @@ storage is an uncompressed record. So a weight can be read at its offset in the 
 safetensors file
 (https://github.com/pytorch/pytorch/blob/v2.9.0/docs/source/notes/serialization.rst).
 
-A pickle is a program that may call anything. This unpickler runs no code of `data.pkl`. It knows
-only the names in `_CALLS` and `_STORAGES`, for which it builds descriptions, and only the
-instructions that torch writes. A limit on the size of the pickle bounds time and memory. The
+A pickle is a program that may call any function. This unpickler runs no code of `data.pkl`. It
+accepts only the instructions that torch writes, and only the names in `_CALLS` and `_STORAGES`,
+which become descriptions. A limit on the size of the pickle bounds time and memory. The
 instructions are listed in https://github.com/python/cpython/blob/3.12/Lib/pickletools.py, and those
 that torch writes in
 https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_weights_only_unpickler.py.
@@ -78,8 +78,8 @@ def read_torch_file(path: Path) -> dict[str, StoredWeight]:
     """The weights of a file of `torch.save` by name, without reading their contents.
 
     Raises:
-      InputError: the file is missing, truncated, written by torch before 1.6 or big-endian; it does
-        not hold a dictionary of tensors; or a tensor is not contiguous.
+      InputError: the file is missing, truncated, written by torch before 1.6 or big-endian; the
+        file does not hold a dictionary of tensors; or a tensor is not contiguous.
     """
     with reading(path, "the model folder is incomplete"), path.open("rb") as file:
         return _read(path, file)
@@ -89,7 +89,9 @@ def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
     records = _records(path, file)
     described = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(described) != 1:
-        raise InputError(f"{path} is a zip archive, but not one of torch.save; save it again.")
+        raise InputError(
+            f"{path} is a zip archive, but not one that torch.save wrote; save the weights again."
+        )
     root = described[0].removesuffix("data.pkl")
 
     def content(name: str, longest: int) -> bytes:
@@ -110,7 +112,10 @@ def _read(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
         )
     weights = _read_pickle(content("data.pkl", _LONGEST_PICKLE), path)
     if not isinstance(weights, dict):
-        raise InputError(f"{path} holds one {type(weights).__name__}, not a dictionary of weights.")
+        raise InputError(
+            f"{path} holds one {type(weights).__name__}, not a dictionary of weights; save the "
+            "state dictionary of the model."
+        )
     for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(
@@ -135,13 +140,16 @@ def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
                 f"{path} is in the format of torch before 1.6; write it again where torch is "
                 "installed: torch.save(torch.load(path, weights_only=True), path)."
             ) from None
-        raise InputError(f"{path} is truncated or not a file of torch.save.") from None
+        raise InputError(
+            f"{path} is truncated or not a file of torch.save; download it again."
+        ) from None
     end = file.seek(0, 2)
     records = {}
     for entry in archive.infolist():
         if entry.compress_type != zipfile.ZIP_STORED:
             raise InputError(
-                f"{path} holds {entry.filename} compressed, which torch.save never does."
+                f"{path} holds {entry.filename} compressed, which torch.save never writes; save "
+                "the weights again."
             )
         # The local header repeats the name; torch pads the header to align the content.
         file.seek(min(max(entry.header_offset, 0), end))
@@ -149,7 +157,9 @@ def _records(path: Path, file: BinaryIO) -> dict[str, _Record]:
         lengths = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
         start = entry.header_offset + _LOCAL_HEADER + sum(lengths)
         if not header.startswith(b"PK\x03\x04") or start + entry.file_size > end:
-            raise InputError(f"{path} is truncated or damaged at {entry.filename}.")
+            raise InputError(
+                f"{path} is truncated or damaged at {entry.filename}; download it again."
+            )
         records[entry.filename] = (start, entry.file_size)
     return records
 
@@ -195,7 +205,7 @@ def _read_pickle(content: bytes, path: Path) -> Any:
     except _RefusedError as error:
         raise InputError(
             f"{path} is refused: its pickle refers to {error}, which weights do not need and which "
-            "could run any code. If you trust the file, load it with torch and save its weights as "
+            "could run any code; if you trust the file, load it with torch and save its weights as "
             "safetensors."
         ) from None
     except (
@@ -210,7 +220,10 @@ class _RefusedError(Exception):
 
 
 class Name(NamedTuple):
-    """A name of `_CALLS` or `_STORAGES`; a function in its place could keep state from BUILD."""
+    """The object that stands for a name of `_CALLS` or `_STORAGES` in a pickle.
+
+    It is not a function, because the pickle instruction BUILD could change a function's state.
+    """
 
     name: str
 
@@ -221,12 +234,12 @@ class Name(NamedTuple):
 
 
 class Dictionary(dict[Any, Any]):
-    """The result for dict and for OrderedDict."""
+    """What a dict or an OrderedDict of a pickle becomes."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Create an empty dictionary; without arguments, no call can copy an existing one."""
+        """Create an empty dictionary; there are no arguments, so no call can copy another one."""
 
     def __setstate__(self, state: Any) -> None:
         """Ignore the state of a pickled dictionary."""
@@ -250,7 +263,7 @@ class _Dispatch(dict[int, Any]):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler.
+    """The unpickler that is written in Python.
 
     The unpickler in C keeps its memo in an array whose length a file could choose.
     """

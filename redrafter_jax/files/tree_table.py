@@ -19,13 +19,16 @@ from redrafter_jax.files.locate import TREE_TABLE, locate
 
 _HEADER = """\
 # How this drafter's trees are drafted fastest, as `python -m eval tune` measured it on one device.
-# For each batch size and temperature: the tree, or null where none was faster than the baseline,
-# decoding without the drafter; its speed-up over the baseline: as predicted, the tokens that a
-# target call gains over what a step was measured to cost in baseline steps, and as measured; and
-# these tokens.
-# Read by `redrafter_jax.load_tree`, by `tree: auto` in the settings of `python -m eval`, and by
-# `generate`, `chat` and `serve` without options for the tree: the batch size that is nearest to
-# theirs by ratio, of two as near the larger; of it the nearest temperature.
+# The baseline is decoding without the drafter. For each batch size and temperature:
+# - tree: the fastest tree; null if no tree was faster than the baseline;
+# - predicted_speedup: tokens that a target call gains, divided by the measured cost of a step in
+#   baseline steps;
+# - measured_speedup: the measured speed, divided by the baseline's;
+# - acceptance_length: tokens that a target call gained in that measurement.
+# `redrafter_jax.load_tree` reads this file. So do `tree: auto` in the settings of `python -m eval`,
+# and `generate`, `chat` and `serve` without options for the tree. They use the entries of the
+# batch size nearest to their own by ratio (of two equally near, the larger), and among these the
+# entry of the nearest temperature.
 """
 
 
@@ -37,10 +40,9 @@ class TunedTree(Checked):
       batch_size: number of rows that decode together.
       temperature: the sampling temperature; 0 is greedy.
       tree: the tree; None if no tree was faster than decoding without the drafter.
-      predicted_speedup: acceptance length divided by the measured cost of a step with the tree, in
-        steps without drafting; 1 without a tree.
-      measured_speedup: measured speed-up of decoding over decoding without the drafter; 1 without a
-        tree.
+      predicted_speedup: acceptance length divided by the measured cost of a step with the tree; the
+        cost is in steps without drafting. 1 without a tree.
+      measured_speedup: measured speed divided by the speed without the drafter; 1 without a tree.
       acceptance_length: tokens per target call when `measured_speedup` was measured; None if
         unknown.
     """
@@ -68,11 +70,11 @@ class TreeTable(Checked):
     trees: tuple[TunedTree, ...]
 
     def nearest(self, batch_size: int, temperature: float) -> TunedTree:
-        """The tree of the nearest batch size, and for this batch size of the nearest temperature.
+        """The entry of the nearest batch size, and among several, of the nearest temperature.
 
-        Batch sizes are compared by ratio, because the cost of a step grows in proportion. If two
-        batch sizes are equally near, the larger one is taken, at which trees gain less; if two
-        temperatures are, the lower one.
+        Batch sizes are compared by ratio, because the cost of a step grows in proportion to them.
+        Of two equally near batch sizes, the larger is taken, because trees gain less there. Of two
+        equally near temperatures, the lower is taken.
         """
         sizes = {tree.batch_size for tree in self.trees}
         size = min(sizes, key=lambda size: (abs(math.log(size / batch_size)), -size))
@@ -85,14 +87,14 @@ def load_tree(
 ) -> TreeConfig | None:
     """Load the tree that `python -m eval tune` found fastest, from the `draft.yaml` of a drafter.
 
-    `generate` uses this tree in every step. If `generate` gets the whole table of `load_tree_table`
-    instead, it decodes without drafting while no tree is faster.
+    `generate` uses this tree in every step. With the whole table of `load_tree_table` instead,
+    `generate` decodes without drafting while no tree is faster.
 
     Args:
       drafter: folder or hub id of the drafter, as `load_drafter` takes it.
-      batch_size: number of rows that will decode together; the nearest batch size of the table, by
+      batch_size: number of rows that will decode together; the nearest batch size in the file, by
         ratio, is used.
-      temperature: sampling temperature; the nearest temperature of the table is used.
+      temperature: sampling temperature; the nearest one in the file is used.
 
     Returns:
       The tree; None if no tree was faster than decoding without the drafter. In this case call
@@ -119,8 +121,8 @@ def load_tree_table(drafter: str | Path) -> TreeTable:
     table = find_tree_table(drafter)
     if table is None:
         raise InputError(
-            f"{drafter} has no {TREE_TABLE}, from which `tree: auto` takes the tree; write this "
-            "file with `python -m eval tune`, or give a tree."
+            f"{drafter} has no {TREE_TABLE}, the file with its fastest trees; write this file with "
+            "`python -m eval tune`, or give a tree."
         )
     return table
 

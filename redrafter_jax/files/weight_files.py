@@ -48,8 +48,8 @@ def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWe
     """Find the weights of a model folder by name, in a single file or in the shards of an index.
 
     Only headers are read. If a folder holds both safetensors and PyTorch's `.bin` files, the
-    safetensors are read, as in transformers. If it holds neither, the files named in `others` are
-    read, which some drafters use.
+    safetensors are read, as in transformers. If it holds neither, the first file of `others` that
+    exists is read; some drafters use such files.
 
     Raises:
       InputError: a file is missing or truncated, a folder has both a single file and an index, or
@@ -74,7 +74,10 @@ def find_weights(folder: Path, others: Sequence[str] = ()) -> dict[str, StoredWe
     headers = {path: read(path) for path in sorted(set(shards.values()))}
     for name, path in shards.items():
         if name not in headers[path]:
-            raise InputError(f"{path} holds no weight {name!r}, which the index places there.")
+            raise InputError(
+                f"{path} holds no weight {name!r}, but {index.name} names this file for it; "
+                "download both again."
+            )
     for path, header in headers.items():
         # A weight may be in two shards; the index then names one of them.
         if unnamed := sorted(header.keys() - shards.keys()):
@@ -97,7 +100,9 @@ def _read_safetensors(path: Path) -> dict[str, StoredWeight]:
             size = int.from_bytes(file.read(8), "little")
             entries = json.loads(file.read(size))
     except SafetensorError as error:
-        raise InputError(f"{path} is truncated or not a safetensors file ({error}).") from None
+        raise InputError(
+            f"{path} is truncated or not a safetensors file ({error}); download it again."
+        ) from None
     entries.pop("__metadata__", None)
     return {
         name: StoredWeight(
@@ -113,9 +118,10 @@ def write_shard(
     dtype: str | None,
     forms: Mapping[str, WeightFormat],
 ) -> tuple[list[str], int]:
-    """Write a safetensors file: the header's length in 8 bytes, the header, and the weights.
+    """Write weights to a safetensors file, some rows at a time.
 
-    The format is https://github.com/huggingface/safetensors#format.
+    The format, https://github.com/huggingface/safetensors#format, is the header's length in 8
+    bytes, the header, and the arrays.
 
     Args:
       path: path of the file.
@@ -154,7 +160,7 @@ def write_shard(
 def same_weight(
     ours: StoredWeight, theirs: StoredWeight, dtype: str | None, form: WeightFormat | None
 ) -> bool:
-    """Whether a written weight equals its converted source bit for bit.
+    """Whether a written weight equals the source weight, after conversion, bit for bit.
 
     Args:
       ours: the written weight.

@@ -64,11 +64,13 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 
 def parse_yaml(text: str, *, aliases: bool = True) -> Any:
-    """The value of a YAML text; aliases are replaced by copies, so the value has no cycles.
+    """The value of a YAML text, in the types of JSON.
+
+    Aliases are replaced by copies, so the value has no cycles.
 
     Args:
       text: the YAML text.
-      aliases: whether aliases are allowed; a few aliases can expand to more than the memory holds.
+      aliases: whether aliases are allowed; a few of them can expand to more than memory holds.
 
     Raises:
       NotYamlError: the text cannot be read, or holds values that JSON cannot hold.

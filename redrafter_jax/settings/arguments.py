@@ -33,8 +33,8 @@ def parse_settings(
       description: the command's description in its help.
       arguments: the command-line arguments; None takes those of the Python process.
       command: the command's name in the help, if its program has several commands.
-      processes: whether several processes may run the command as one job; if so, they join in this
-        call.
+      processes: whether several processes may run the command as one job; if so, they connect to
+        each other in this call.
       flags: short options, such as --name, with the setting that each stands for.
       config: default of `--config`; None makes the option required.
 
@@ -81,4 +81,4 @@ def _as_override(option: str, words: Sequence[str]) -> str:
     if not assigned:
         value = following[0] if following else "value"
     setting = f"{key.replace('-', '_')}={value}"
-    return f"{option} is no option; settings are given without dashes: {setting}"
+    return f"{option} is not an option; write settings without dashes: {setting}"

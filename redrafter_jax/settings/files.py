@@ -1,7 +1,7 @@
 """Settings from a YAML file and overrides; one error lists all problems.
 
-A section is a pydantic model or one of the library's dataclasses. The library itself does not need
-pydantic.
+A section of the settings is a pydantic model, or one of the library's dataclasses, which do not
+need pydantic.
 """
 
 import dataclasses
@@ -76,7 +76,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
     try:
         value = parse_yaml(text)
     except NotYamlError:
-        raise InputError(f"Override {override!r}: {text!r} is not a YAML value.") from None
+        raise InputError(
+            f"Override {override!r}: {text!r} is not a YAML value; correct it, or quote it."
+        ) from None
     *parents, leaf = path.split(".")
     holder: Any = values
     try:

@@ -16,7 +16,7 @@ _REQUIRED = object()
 
 
 def describe_settings(model: type[Settings]) -> str:
-    """List all settings by section; sections with equal settings are listed once."""
+    """Return the help text of all settings by section; sections that are equal are listed once."""
     return "\n\n".join(_sections(model, "settings", _defaults(model), []))
 
 

@@ -46,7 +46,7 @@ _DRAFT_TOKENS = 16384
 
 
 class BuildableSettings(Settings):
-    """Settings from which one value of the library is built; they are checked by building it."""
+    """Settings from which one value of the library is built; building it checks the settings."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "BuildableSettings":
@@ -80,7 +80,10 @@ SamplingSettings = Annotated[
 
 
 class MeshSettings(Settings):
-    """Numbers of devices that share the work; see `redrafter_jax.make_mesh`."""
+    """Numbers of devices that share the work: `data` for the rows of a batch, `model` for weights.
+
+    The mesh is that of `redrafter_jax.make_mesh`, with `data` times `model` devices.
+    """
 
     data: PositiveInt = 1
     model: PositiveInt = 1
@@ -89,8 +92,8 @@ class MeshSettings(Settings):
         """Build the mesh; None for a single device, unless several processes are one job.
 
         Raises:
-          InputError: there are too few devices, or a job of several processes would not use all of
-            them.
+          InputError: there are too few devices, or a job of several processes would leave some of
+            its devices unused.
         """
         if self.data == self.model == 1 and jax.process_count() == 1:
             return None
@@ -144,8 +147,8 @@ _KindFields: Any = create_model(
 class DrafterShape(_KindFields):
     """The `kind` of a drafter, and the fields that the target does not determine.
 
-    Fields of other kinds are refused. `draft_vocab_size` is the number of tokens that the head can
-    draft: None for all tokens of the target, "auto" for 16,384 if the target has more.
+    A field that the kind does not have is refused. `draft_vocab_size` is the number of tokens that
+    the head can draft: null for all tokens of the target, "auto" for at most 16,384.
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = None
@@ -173,7 +176,12 @@ class DrafterShape(_KindFields):
         rounds: int = 1,
         draft_tokens: tuple[int, ...] | None = None,
     ) -> HeadConfig:
-        """Build the configuration of the head; by default for the largest possible target."""
+        """Build the configuration of the head; by default for a target larger than any real one.
+
+        Raises:
+          ValueError: a field belongs to another kind.
+          FieldError: fields contradict each other.
+        """
         kind = next(kind for kind in KINDS if kind.name == self.kind)
         training = TRAINING[self.kind]
         for name, (_, default) in _SHAPE.items():
@@ -192,7 +200,7 @@ class DrafterShape(_KindFields):
         rounds: int,
         draft_tokens: tuple[int, ...] | None = None,
     ) -> HeadConfig:
-        """Build the configuration of a drafter for this target.
+        """Build the configuration of a head for this target.
 
         Args:
           target: the target's configuration.

@@ -14,10 +14,11 @@ class ChatFormat(NamedTuple):
       opening: the text that opens an answer.
       closing: the text that closes an answer.
       tokens: tokens that the tokenizer must have; the last one ends an answer.
-      system: the text around a system turn; if it holds `{}` twice, the text around the system turn
-        and the first user turn together.
-      begin: the text before the first turn; None if the tokenizer adds its own special tokens.
-      gap: text between the opening and an answer. In answers, the target writes it itself.
+      system: the text around a system turn. If it holds `{}` twice, it is the text around the
+        system turn and the first user turn together.
+      begin: the text before the first turn; None if the tokenizer must add its own special tokens.
+      gap: text between the opening and an answer. The target writes this text itself in the answer
+        that it generates; `render` writes it in earlier answers.
       strips: whether white space at the ends of turns is removed.
       default_system: the system turn if none is given.
     """
@@ -33,10 +34,12 @@ class ChatFormat(NamedTuple):
     default_system: str | None = None
 
     def render(self, turns: Sequence[dict[str, Any]], opens: bool) -> str:
-        """The conversation as text; if `opens`, the generation prompt follows.
+        """The conversation as text; if `opens` is True, `opening` follows for the next answer.
+
+        A system turn may come first.
 
         Raises:
-          ValueError: user and assistant turns do not alternate. A system turn may precede them.
+          ValueError: the other turns do not alternate between user and assistant.
         """
         system, rest, text = self.default_system, turns, self.begin or ""
         if turns and turns[0]["role"] == "system":
@@ -47,7 +50,9 @@ class ChatFormat(NamedTuple):
         for index, turn in enumerate(rest):
             due = ("user", "assistant")[index % 2]
             if turn["role"] != due:
-                raise ValueError(f"a turn has the role {turn['role']!r}, but {due!r} is next")
+                raise ValueError(
+                    f"a turn has the role {turn['role']!r}, but the next role must be {due!r}"
+                )
             said = self._own(turn["content"])
             if due == "assistant":
                 text += f"{self.opening}{self.gap}{said}{self.closing}"

@@ -32,10 +32,12 @@ class NoTemplateError(InputError):
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template. `NO_TEMPLATE` means that there is none: texts are continued as they are.
+    """A function that turns conversations into text, with its properties.
+
+    `NO_TEMPLATE` stands for no template: texts are then continued as they are.
 
     Attributes:
-      name: name of the template in errors. It is never a path, because clients of a server see it.
+      name: name of the template in errors. Clients of a server see it, so it is never a path.
       render: function that returns the text of a conversation. Its arguments are the turns, a flag
         that adds the generation prompt after them, and keyword arguments of the template. It may
         raise any error for turns that it refuses.
@@ -46,8 +48,8 @@ class ChatTemplate(NamedTuple):
       reads: names of the arguments that the template may read.
       thinks: whether the template handles reasoning between the marks of `THINKING`.
       tools: whether the template can write tools, tool calls and the results of calls.
-      call_style: name in `tool_styles.STYLES` of the format of tool calls; None if the format is
-        not among them.
+      call_style: the key of `tool_styles.STYLES` for the format of tool calls; None if no style
+        there fits.
     """
 
     name: str
@@ -91,14 +93,15 @@ def find_template(
 
     Args:
       name: "tokenizer" for the tokenizer's own template, the name of a built-in format (see
-        `chat_formats`), the path of a Jinja file, or "none" for texts that are continued as they
-        are. None selects the tokenizer's own template if it has one, and "none" otherwise.
+        `chat_formats`), the path of a Jinja file, or "none" for no template. None stands for
+        "tokenizer" if the tokenizer has a template, and otherwise for "none".
       files: the target's files, with the tokenizer that the template is for.
-      setting: the option or setting that selects the template, which precedes the name in errors.
+      setting: the option or setting that selects the template, such as "--chat-template ". Errors
+        write it before the name.
       arguments: arguments of the template, such as `{"enable_thinking": False}`.
 
     Raises:
-      NoTemplateError: the tokenizer has no template.
+      NoTemplateError: `name` is "tokenizer", but the tokenizer has no template.
       InputError: the template cannot be loaded, needs tokens that the tokenizer lacks, or does not
         read an argument.
     """
@@ -140,15 +143,15 @@ def _named_template(name: str | None, files: TargetFiles, setting: str) -> ChatT
         special = set(special_tokens(files.tokenizer).values())
         fitting = [name for name, form in FORMATS.items() if special.issuperset(form.tokens)]
         beside = "" if is_gguf(files.path) else "save one beside it as chat_template.jinja, or "
-        built_in = f", or a built-in by {setting}{' or '.join(fitting)}" if fitting else ""
+        built_in = f", or a built-in with {setting}{' or '.join(fitting)}" if fitting else ""
         raise NoTemplateError(
             f"The tokenizer of {files.name} has no chat template; {beside}give a file with "
             f"{setting}FILE{built_in}."
         )
     if not Path(name).is_file():
         raise InputError(
-            f"{setting}{name} names no chat template; give a Jinja file, {OWN}, or a built-in "
-            f"format ({', '.join(FORMATS)})."
+            f"{setting}{name} names no chat template; give a Jinja file, {OWN} for the tokenizer's "
+            f"own template, or a built-in format ({', '.join(FORMATS)})."
         )
     source = read_text(Path(name))
     return template_of(files.transformers_tokenizer, source, Path(name).name)
@@ -271,12 +274,12 @@ class PromptFormat(NamedTuple):
         return encode_turns(self.template, self.tokenizer, turns, arguments, tools)
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokenize the first message of a conversation, or a prompt."""
+        """Tokenize a text as the first user turn; without a template, as it is."""
         return self.encode([*self.opening, user_turn(text)])
 
 
 def answer_text(tokenizer: Tokenizer, answer: Sequence[int], stop_tokens: Sequence[int]) -> str:
-    """The text of an answer for the history of later turns, stripped of outer white space.
+    """The text of an answer for the history of a conversation, without white space at its ends.
 
     Args:
       tokenizer: the target's tokenizer.
@@ -296,8 +299,8 @@ def end_tokens(
     """The ids of the tokens that end an answer, from the target, the tokenizer and the template.
 
     The template's token is the added token, special or not, with which the template closes an
-    answer. If the target's config.json does not list this token among the end tokens, the target
-    would otherwise go on with a user turn.
+    answer. The target's config.json may not list this token. If the token did not end the answer,
+    the target would go on and write a user turn.
 
     Args:
       template: the chat template.

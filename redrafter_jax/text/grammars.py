@@ -29,9 +29,10 @@ class GrammarCompiler:
 
     Args:
       tokenizer: the target's tokenizer.
-      vocab_size: V of the target.
+      vocab_size: V, the target's vocabulary size.
       end_tokens: ids of the tokens that end a text.
-      on_compile: called with what `CompiledGrammar.stated` will have, before a grammar is compiled.
+      on_compile: function that is called before a grammar is compiled, with the two strings of its
+        `CompiledGrammar.stated`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class GrammarCompiler:
             raise InputError(f"json_schema is not JSON: {_in_short(str(error))}") from None
 
     def prepare(self) -> None:
-        """Index the tokenizer now, which otherwise happens when the first grammar is compiled.
+        """Build the index of the tokenizer now; otherwise the first `compile` builds it.
 
         Raises:
           InputError: llguidance is not installed, or cannot read the tokenizer.
@@ -101,8 +102,8 @@ class GrammarCompiler:
             from llguidance import LLTokenizer
         except ImportError:
             raise InputError(
-                "Grammars need the package llguidance, which is not installed; in a checkout of "
-                "redrafter-jax, pip install '.[structured]' installs it."
+                "Grammars need the package llguidance, which is not installed; run pip install "
+                "'.[structured]' in a checkout of redrafter-jax."
             ) from None
         if not self._end_tokens:
             raise InputError(
@@ -126,7 +127,7 @@ class CompiledGrammar:
 
     Attributes:
       end_tokens: ids of the tokens that end a text.
-      vocab_size: V of the target.
+      vocab_size: V, the target's vocabulary size.
       stated: the kind of the grammar, "json_schema" or "regex", and its text.
     """
 
@@ -147,8 +148,8 @@ class CompiledGrammar:
 class Matcher:
     """The state of a grammar after the tokens of a text.
 
-    A mask is an int32 array in which each word holds 32 tokens, the first in the lowest bit. A set
-    bit allows the token.
+    A mask is an int32 array with one bit per token. Each word holds the bits of 32 tokens, that of
+    the first token lowest. A set bit allows the token.
     """
 
     def __init__(self, matcher: Any, end_tokens: frozenset[int], words: int) -> None:
@@ -170,14 +171,18 @@ class Matcher:
         return self._mask
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, while only one token is allowed at each step; at most `most` tokens."""
+        """The next tokens as long as only one token is allowed at each position, at most `most`."""
         return self._matcher.compute_ff_tokens()[:most]
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Int[np.ndarray, "N words"]:
         """The masks after each node of a tree whose root is the last token of the text.
 
         All tokens are allowed after a node that the grammar forbids, after an end token, and after
-        a padding node, whose token is -1.
+        a padding node.
+
+        Args:
+          tokens: the token of each node; -1 for padding nodes.
+          parents: the index of each node's parent, smaller than the node's own index.
         """
         out = np.full((len(tokens), self._words), -1, np.int32)
         out[0] = self.mask
@@ -194,7 +199,7 @@ class Matcher:
         return out
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Advance the state by decided tokens."""
+        """Advance the state by tokens that the target has chosen, up to the first end token."""
         for token in tokens:
             if token in self._end_tokens:
                 return

@@ -84,7 +84,7 @@ class PromptEncoding(NamedTuple):
       tokenizer: the target's tokenizer.
       eos_token_ids: ids of the target's end tokens.
       max_new_tokens: number of new tokens that must fit after each prompt.
-      positions: number of positions of the target.
+      positions: number of positions of the target, which limits prompt and new tokens together.
     """
 
     template: ChatTemplate
@@ -123,9 +123,9 @@ def read_prompts(path: Path, count: int | None = None, turns: Turns = "all") -> 
 
 
 def rows_decoded(prompts: Sequence[Prompt]) -> list[int]:
-    """Return all numbers of rows that may be decoded together.
+    """Return the batch sizes with which these prompts may be decoded.
 
-    These are the number of rows of each turn, and the number of rows of all turns together.
+    These are the number of first turns, of second turns and so on, and the number of all turns.
     """
     turns = Counter(turn for prompt in prompts for turn, _ in enumerate(prompt.turns))
     return [*turns.values(), turns.total()]
@@ -143,9 +143,9 @@ def encode_prompts(encoding: PromptEncoding, prompts: Sequence[Prompt]) -> Encod
     for prompt in prompts:
         if encoding.template is NO_TEMPLATE and len(prompt.turns) > 1:
             raise InputError(
-                f"{prompt.place}: the question has {len(prompt.turns)} turns, but without a chat "
-                "template only one can be asked; give a chat template, or turns=1 for the first "
-                "turn only."
+                f"{prompt.place}: the row has {len(prompt.turns)} turns, but without a chat "
+                "template only the first can be asked; give a chat template, or turns=1 for the "
+                "first turn only."
             )
     conversations = [[user_turn(prompt.text)] for prompt in prompts]
     stops = end_tokens(encoding.template, encoding.tokenizer, encoding.eos_token_ids, conversations)
@@ -157,13 +157,13 @@ def encode_later_turns(
     asked: EncodedPrompts,
     answer: Callable[[EncodedPrompts], Sequence[Sequence[int]]],
 ) -> EncodedPrompts:
-    """Return the first turns and all later turns, each after the answers to the turns before it.
+    """Return the tokenized first and later turns; a later turn follows the earlier answers.
 
     Args:
       encoding: the encoding of the first turns.
       asked: the first turns, from `encode_prompts`.
       answer: function from tokenized prompts to the new tokens of each row, with or without a stop
-        token at the end. It is called for every turn that another turn follows.
+        token at the end. It is called for every turn except the last turn of each prompt.
 
     Raises:
       InputError: the errors of `encode_prompts`.
@@ -196,8 +196,8 @@ def tokenize_to_length(
 ) -> list[int]:
     """Return exactly `length` tokens of real text: the joined prompts, truncated.
 
-    The text begins with prompt number `first`, and goes on with the first prompt after the last
-    one.
+    The text begins with prompt number `first`, counted from 0. After the last prompt, it goes on
+    with prompt 0.
 
     Raises:
       InputError: the prompts have no tokens.
@@ -205,7 +205,7 @@ def tokenize_to_length(
     counts = [len(tokenizer.encode(prompt.text).ids) for prompt in prompts]
     if sum(counts) == 0:
         raise InputError(
-            f"{prompts[0].place} and later: the tokenizer makes no tokens of any prompt; give "
+            f"{prompts[0].place} and later: the tokenizer finds no tokens in any prompt; give "
             "prompts with text."
         )
     text, most, tokens = "", 0, []
@@ -237,7 +237,7 @@ def _encode_turn(
         tokens = encode_turns(encoding.template, encoding.tokenizer, turns)
         if not tokens:
             raise InputError(
-                f"{place}: the tokenizer makes no tokens of the prompt; change the prompt."
+                f"{place}: the tokenizer finds no tokens in the prompt; change the prompt."
             )
         room = encoding.positions - len(tokens)
         if encoding.max_new_tokens > room:
@@ -272,7 +272,7 @@ def _parse_row(line: str, number: int, place: str) -> Prompt:
 def _turns(row: dict[str, Any], place: str) -> tuple[str, ...]:
     if ("prompt" in row) == ("turns" in row):
         given = "both" if "prompt" in row else "neither"
-        _refuse(place, f"the row holds {given} of 'prompt' and 'turns'; it must hold one of them")
+        _refuse(place, f"the row holds {given} of 'prompt' and 'turns'; it must hold exactly one")
     turns = [row["prompt"]] if "prompt" in row else row["turns"]
     if not isinstance(turns, list) or not turns:
         _refuse(place, f"'turns' is {turns!r}; it must be a list of at least one string")

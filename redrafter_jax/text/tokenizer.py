@@ -9,16 +9,17 @@ from redrafter_jax.errors import InputError
 
 
 def require_text(text: str, name: str) -> None:
-    """Refuse text with lone surrogates, which no tokenizer takes; the error calls it `name`.
+    """Refuse text with lone surrogates, which no tokenizer accepts.
 
-    Lone surrogates come from JSON escapes, and from command-line bytes that are not UTF-8.
+    Lone surrogates come from JSON escapes, and from command-line bytes that are not UTF-8. `name`
+    is the name of the text in the error.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
             f"{name} holds {text[error.start]!r} at character {error.start}, a lone surrogate; "
-            "write it in valid UTF-8."
+            "write the text in valid UTF-8."
         ) from None
 
 
@@ -44,9 +45,10 @@ def with_visible(tokenizer: Tokenizer, spellings: Sequence[str]) -> Tokenizer:
 
 
 def split_stops(tokenizer: Tokenizer, strings: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
-    """Split stop strings into the ids of special tokens and the remaining strings.
+    """Split stop strings into the ids of special tokens and the other strings.
 
-    Decoded text leaves special tokens out, so the text would never match their strings.
+    A stop string that spells a special token becomes its id: decoded text leaves special tokens
+    out, so it would never contain the string.
 
     Raises:
       InputError: a string holds a special token together with other text.
@@ -82,15 +84,19 @@ class TextStream:
     """Incremental detokenizer that releases text when its characters are complete.
 
     Text that may begin a stop string is held back. All released pieces together are the text of the
-    tokens after the prompt, up to the stop string that is completed first. This does not depend on
-    how the text is split into tokens.
+    tokens after the prompt, up to the stop string that is completed first. The result does not
+    depend on how the text is split into tokens.
 
-    Decoders with byte fallback (Llama 2, Mistral) decode a run of bytes as a whole: while its last
-    character is incomplete, the characters before it become undecodable too. Characters that have
+    Decoders with byte fallback (Llama 2, Mistral) decode a run of bytes as a whole: while the run's
+    last character is incomplete, its earlier characters are undecodable too. Characters that have
     been released stay as they were. Bytes that never form a character become replacement
     characters.
 
-    Stop strings are only looked for after the text of the first `min_tokens` tokens.
+    Args:
+      detokenize: function from token ids to text.
+      prompt: token ids before the first new token.
+      stop_strings: strings that end the text.
+      min_tokens: number of new tokens in whose text no stop string is looked for.
 
     Attributes:
       stopped: whether a stop string has ended the text.
@@ -161,8 +167,8 @@ class TextStream:
             self._base = self._shown = text[:same]
             return text, False
         raise InputError(
-            f"detokenize changes the text {self._shown[-20:]!r} when further tokens follow, so it "
-            "cannot be shown before them; give a function that does not clean up spaces."
+            f"detokenize changes the text {self._shown[-20:]!r} when further tokens follow, so the "
+            "text cannot be shown early; give a function that does not clean up spaces."
         )
 
     def _rebase(self, text: str, broken: bool) -> None:

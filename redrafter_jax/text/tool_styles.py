@@ -17,10 +17,10 @@ class ToolStyle(NamedTuple):
       before: characters, besides white space, that may precede the object.
       after: characters, besides white space, that may follow the object.
       bare: whether an object at the start of an answer is a call even without the mark.
-      repeats: whether objects that follow a call directly are further calls without another mark.
-      named: whether the name of the tool may precede the object, which then holds only the
+      repeats: whether an object directly after a call is a further call, without another mark.
+      named: whether the name of the tool may precede the object. The object then holds only the
         arguments.
-      signs: strings in chat templates of targets that write this format; one of them is enough.
+      signs: strings by which a chat template is recognised as one for this format; one is enough.
     """
 
     opens: str

@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
 
 def is_written(prompts: Any) -> bool:
-    """Whether prompts are a text or a conversation, or a list with at least one of these."""
+    """Whether prompts are a text, a conversation, or a list that holds at least one of these."""
     return _is_one(prompts) or (_is_list(prompts) and any(map(_is_one, prompts)))
 
 

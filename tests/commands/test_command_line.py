@@ -160,7 +160,7 @@ run(main)
 
 def test_an_option_in_a_settings_place_is_told_how_to_be_one() -> None:
     for words, setting in ((["--steps", "3"], "steps=3"), (["--log-every"], "log_every=value")):
-        hint = f"{words[0]} is no option; settings are given without dashes: {setting}"
+        hint = f"{words[0]} is not an option; write settings without dashes: {setting}"
         with pytest.raises(InputError, match=hint):
             parse_settings(Outer, "A test.", words)
     with pytest.raises(

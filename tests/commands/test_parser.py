@@ -71,8 +71,8 @@ def test_the_help_of_an_option_is_its_fields_documentation(
         read_arguments(["generate", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert (
-        "--beam-width BEAM_WIDTH W, beams kept per round; for heads that draft by rank, the number"
+        "--beam-width BEAM_WIDTH W, number of beams kept per round; for Medusa heads, which draft"
         in shown
     )
-    assert "of best tokens taken from each head (8)" in shown
+    assert "draft by rank, the number of best tokens taken from each head (8)" in shown
     assert "--top-k TOP_K keep only the k most likely tokens; by default all" in shown

@@ -24,11 +24,11 @@ TREE: dict[str, Any] = {"beam_width": 4, "draft_rounds": 3}
             {"final_beams_only": True, "rerank": True},
             "final_beams_only is True, but rerank also keeps nodes outside the final beams; leave",
         ),
-        (TreeConfig, {"num_nodes": 14}, "give 1 to 13 nodes."),
+        (TreeConfig, {"num_nodes": 14}, "allow 1 to 13 nodes."),
         (
             TreeConfig,
             {"lookup_tokens": 2, "num_nodes": 2, "rerank": True},
-            "give 3 to 15 nodes, lookup_tokens=2 included, and more with rerank.",
+            "allow 3 to 15 nodes, lookup_tokens=2 included, and more with rerank.",
         ),
         (TreeConfig, {"lookup_tokens": 5, "num_nodes": 5}, "6 to 18 nodes, lookup_tokens=5 incl"),
         (TreeConfig, {"static_tree": [[0]]}, "static_tree is [[0]]; it must be True, False or a"),
@@ -77,6 +77,6 @@ def test_a_draft_counts_its_nodes_and_its_longest_path(
 def test_a_beam_has_no_more_extensions_than_tokens_to_draft() -> None:
     config = HeadConfig(vocab_size=5, hidden_size=4)
     config.check_tree(TreeConfig(1, 2, num_nodes=8, lookup_tokens=2, rerank=True))
-    sentence = "num_nodes is 9; with rerank it may be at most 8, for the drafter can draft 5 tokens"
+    sentence = "is 9; with rerank it may be at most 8, because the drafter can draft 5 tokens"
     with pytest.raises(InputError, match=sentence):
         config.check_tree(TreeConfig(1, 2, num_nodes=9, lookup_tokens=2, rerank=True))

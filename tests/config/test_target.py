@@ -18,7 +18,7 @@ from redrafter_jax.config import (
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_key_value_heads": 3}, r"num_attention_heads is 4, .*num_key_value_heads=3 "),
+        ({"num_key_value_heads": 3}, r"num_attention_heads is 4; .*num_key_value_heads=3\."),
         ({"head_dim": 7}, r"head_dim is 7; .* even"),
         ({"eos_token_ids": (24,)}, r"eos_token_ids holds 24, .* 24 tokens"),
         ({"sliding_window": 8}, r"sliding_window is 8 and windowed_layers is \(\); give both"),

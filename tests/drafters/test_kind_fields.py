@@ -79,7 +79,7 @@ CONFIGS = {
     [
         (RECURRENT_SHAPE, {"head": "low_rank"}, "head_rank is None; .*'low_rank' it must be less"),
         (RECURRENT_SHAPE, {"head": "low_rank", "head_rank": 8}, "is 8; .* less than exit_dim=8"),
-        (RECURRENT_SHAPE, {"head_rank": 2}, "is 2, but head is 'own'; it is for .* only"),
+        (RECURRENT_SHAPE, {"head_rank": 2}, "is 2, but head is 'own'; head_rank is for .* only"),
         (RECURRENT_SHAPE, {"context_layers": (3, 1)}, "holds 1 after 3; list layers in increasing"),
         (
             RECURRENT_SHAPE,
@@ -94,7 +94,7 @@ CONFIGS = {
         (
             RECURRENT_SHAPE,
             ATTENTION | {"num_attention_heads": 3},
-            r"RecurrentConfig\.num_attention_heads is 3, which num_key_value_heads=2 does not",
+            r"RecurrentConfig\.num_attention_heads is 3; .* multiple of num_key_value_heads=2",
         ),
         (MEDUSA_SHAPE, {"head": "target"}, "num_draft_layers is 0 and head is 'target'.*give 1"),
         (MEDUSA_SHAPE, {"head": "low_rank"}, "head is 'low_rank'; it must be one of own, target"),
@@ -124,7 +124,7 @@ CONFIGS = {
         (BLOCK_SHAPE, {"head_dim": 3}, "head_dim is 3; rotary embedding needs an even number"),
         (BLOCK_SHAPE, {"rope_scaling": DynamicScaling(2.0)}, "rope_scaling is DynamicScaling; .* "),
         (BLOCK_SHAPE, {"markov_head_type": "gru"}, "is 'gru'; it must be one of vanilla, gated"),
-        (BLOCK_SHAPE, {"markov_head_type": "rnn"}, "is 'rnn' and markov_rank is 0; leave one of"),
+        (BLOCK_SHAPE, {"markov_head_type": "rnn"}, "is 'rnn', which needs a markov_rank above 0"),
         (BLOCK_SHAPE, {"confidence_with_markov": True}, "is True, which needs a confidence head"),
         (
             BLOCK_SHAPE,

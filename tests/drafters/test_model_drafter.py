@@ -276,7 +276,7 @@ OTHER = tiny_config(vocab_size=25)
         (
             None,
             TreeConfig(2, 2, static_tree=True),
-            ["by rank, and this is a model", "leave static_tree"],
+            ["by rank (Medusa heads), not for a model", "leave static_tree"],
         ),
         (
             tiny_config(max_position_embeddings=4),
@@ -298,14 +298,14 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("self:", ["'self:'", "int8, int4, fp8 or layers=N", "self:int4"]),
+        ("self:", ["'self:'", "a format (int8, int4, fp8), layers=N, or both", "self:int4"]),
         ("self:int5", ["'self:int5'", "such as self:int4 or self:layers=8,int4"]),
         ("self:layers=", ["'self:layers='", "layers=N"]),
         ("self:layers=-1", ["'self:layers=-1'", "layers=N"]),
-        ("self:int4,int8", ["one of each"]),
+        ("self:int4,int8", ["or both"]),
         ("self:layers=0", ["'self:layers=0'", "2 layers", "from 1 to 1"]),
-        ("self:layers=2", ["2 layers", "name from 1 to 1 of them"]),
-        ("self:layers=3,int8", ["2 layers", "name from 1 to 2 of them"]),
+        ("self:layers=2", ["2 layers", "layers=N with N from 1 to 1"]),
+        ("self:layers=3,int8", ["2 layers", "layers=N with N from 1 to 2"]),
         ("self:int4", ["48 inputs", "use int8 or fp8"]),
     ],
 )

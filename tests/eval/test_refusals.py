@@ -79,7 +79,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
         (["max_new_tokens=510"], "line 1: the prompt has 3 tokens and max_new"),
         (["max_new_tokens=600"], "max_new_tokens is 600, but"),
         (["parity", "cases.greedy.trees=3"], r"greedy\.trees: unknown key; did you mean 'tree'"),
-        (["parity", "cases.greedy.tree.num_nodes=99"], "draft_rounds=3 give 1 to 10 nodes"),
+        (["parity", "cases.greedy.tree.num_nodes=99"], "draft_rounds=3 allow 1 to 10 nodes"),
         (["parity", "tolerance.float32=0"], r"tolerance\.float32 is 0; it must be greater than 0"),
         (["parity", "cases.greedy.prompt_count=6"], "Case 'greedy': prompt_count is 6, but"),
         (

@@ -204,7 +204,7 @@ def test_the_command_says_what_was_written_and_what_apples_code_does_not_know(
         f"{tmp_path}/new: a drafter of 8 weights, {size} bytes, BF16; it loads the same as "
         f"{tmp_path}/fewer, in bfloat16.",
         "Written: model.safetensors, config.json",
-        "Apple's code cannot load it, as it lacks draft_tokens.",
+        "Apple's code cannot load it, because that code does not support draft_tokens.",
     ]
     with pytest.raises(InputError, match=r"draft_tokens, which Apple's layout does not support"):
         convert_folder(source, tmp_path / "other", for_apple=True)

@@ -150,7 +150,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "DynamicScaling; only",
     ),
     ("specforge", {"rope_scaling": {"rope_type": "mrope"}}, "rotary scaling of type 'mrope'"),
-    ("specforge", {"num_aux_hidden_states": 5}, "is 5, but the fields number 3 layers"),
+    ("specforge", {"num_aux_hidden_states": 5}, "is 5, but the head reads 3 layers"),
     ("deepspec", {"target_layer_ids": [3, 1]}, "context_layers holds 1 after 3"),
     ("deepspec", {"target_layer_ids": "1,3"}, "layers must be a list of whole numbers"),
     ("speculators_llama", {"eagle_aux_hidden_state_layer_ids": [0, 3]}, "holds 0, the embedding"),
@@ -193,7 +193,7 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         ),
         (
             lambda weights: weights.update(d2t=weights["d2t"][::-1].copy()),
-            "of the table 'd2t' hold .* sort the table",
+            "of the table 'd2t' hold .* sort the tokens of the table",
         ),
         (
             lambda weights: weights.update(d2t=weights["d2t"].astype(np.float32)),

@@ -217,7 +217,7 @@ def ones(*shape: int) -> tuple[np.ndarray, str]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"llama.block_count": ...}, "does not state 'llama.block_count', and it has no default"),
+        ({"llama.block_count": ...}, "does not state 'llama.block_count', which has no default"),
         ({"llama.block_count": 4000}, "states num_hidden_layers=4000, but the files hold only 12"),
         ({"llama.attention.head_count": [4, 4]}, r"head_count=\[4, 4\]; it must be a whole numb"),
         ({"llama.expert_count": 8}, "states llama.expert_count=8, which is not supported"),
@@ -229,7 +229,7 @@ def ones(*shape: int) -> tuple[np.ndarray, str]:
         ({"blk.0.attn_q.weight": ...}, "holds no weight 'model.layers.0.self_attn.q_proj"),
         ({"blk.0.ffn_gate_inp.weight": ones(2, 32)}, "models of this architecture do not have"),
         ({"attn_q.weight": ones(2, 32)}, "models of this architecture do not have"),
-        ({"output_norm.weight": ones(32)}, r"shape \(32,\), but its configuration asks for"),
+        ({"output_norm.weight": ones(32)}, r"shape \(32,\), but the configuration asks for"),
         ({"blk.0.ffn_up.weight": (np.ones((256, 256), np.int8), "I8")}, "is stored as I8; supp"),
         ({"rope_factors_long.weight": ones(32)}, "must be 'longrope', but it is 'none'"),
         (

@@ -150,9 +150,9 @@ def repeat(parts: list[Path]) -> None:
     [
         (
             lambda parts: parts[0].unlink(),
-            "-00001-of-00002.gguf is missing; the model is in 2 parts",
+            "-00001-of-00002.gguf is missing; the model has 2 parts",
         ),
-        (rename, "-00001-of-00002.gguf states that it is part 2 of 2; it was renamed, or belongs"),
+        (rename, "-00001-of-00002.gguf states that it is part 2 of 2; the file was renamed or"),
         (repeat, "-00002-of-00002.gguf holds the tensor 'one', which an earlier part holds too"),
         (
             lambda parts: parts[1].write_bytes(parts[1].read_bytes()[:-100]),

@@ -109,7 +109,7 @@ def test_the_header_says_whether_tokens_are_added(
     ("changes", "sentence"),
     [
         ({"pre": "tekken"}, "names the pre-tokenizer 'tekken'; supported are 'gpt-2', 'smollm', "),
-        ({"pre": ...}, r"does not state 'tokenizer\.ggml\.pre', and it has no default"),
+        ({"pre": ...}, r"does not state 'tokenizer\.ggml\.pre', which has no default"),
         ({"model": "bert"}, "a tokenizer of the kind 'bert'; supported are 'gpt2' and 'llama'"),
         ({"tokens": ["a", "b", "a"], "token_type": [1] * 3}, "states 3 tokens, 2 of them di"),
         ({"token_type": [1]}, "states 900 tokens, 900 of them distinct, and 1 types"),

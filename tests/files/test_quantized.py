@@ -131,12 +131,12 @@ def int4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {f"{QUERY}_scale": jnp.ones((64, 7))},
             r"_scale' has shape \(64, 7\); the scales of a wei",
         ),
-        ({f"{QUERY}_scale": jnp.ones((64, 1), jnp.int8)}, "_scale' is stored as I8; supported are"),
-        ({f"{QUERY}_scale": np.ones((64, 1))}, "_scale' is stored as F64; supported are F32, F16,"),
-        ({f"{QUERY}_minimum": jnp.ones((64, 2))}, r"_minimum' has shape \(64, 2\), but its"),
-        ({QUERY: jnp.ones((64, 31), jnp.uint8)}, r"quantized numbers of shape \(64, 62\), but its"),
-        ({QUERY: jnp.ones((64, 64), jnp.int32)}, "has scales and is stored as I32; supported are"),
-        ({QUERY: jnp.ones((64, 64))}, "has scales and is stored as F32; supported are I8, F8_E4M3"),
+        ({f"{QUERY}_scale": jnp.ones((64, 1), jnp.int8)}, "_scale' is stored as I8; scales and"),
+        ({f"{QUERY}_scale": np.ones((64, 1))}, "_scale' is stored as F64; .* one of F32, F16,"),
+        ({f"{QUERY}_minimum": jnp.ones((64, 2))}, r"_minimum' has shape \(64, 2\), but the"),
+        ({QUERY: jnp.ones((64, 31), jnp.uint8)}, r"quantized numbers of shape \(64, 62\), but the"),
+        ({QUERY: jnp.ones((64, 64), jnp.int32)}, "has scales and is stored as I32; the supported"),
+        ({QUERY: jnp.ones((64, 64))}, "has scales and is stored as F32; .* are I8, F8_E4M3"),
     ],
 )
 def test_damaged_quantized_weights(

@@ -135,8 +135,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (AWQ | {"bits": None, "w_bit": 3}, "w_bit=3 for quant_method 'awq'; it must be 4"),
         (AWQ | {"zero_point": False}, "zero_point=False for"),
         (AWQ | {"backend": "llm-awq"}, "backend='llm-awq' for"),
-        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'; supported is 'redrafter'"),
-        ({"quant_method": ["gptq"]}, r"quant_method \['gptq'\]; supported is"),
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'; supported: 'redrafter'"),
+        ({"quant_method": ["gptq"]}, r"quant_method \['gptq'\]; supported: 'redrafter'"),
         ("gptq", r"config\.json states quantization_config='gptq'; it must be an object"),
     ],
 )
@@ -314,7 +314,7 @@ def test_a_float8_folder_is_loaded_in_its_own_bits(
         (
             AUTO_FP8,
             {MATRIX: jnp.ones(32, jnp.float8_e4m3fn)},
-            r"numbers of shape \(32,\), but its con",
+            r"numbers of shape \(32,\), but the con",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def entry(**changes: str) -> str:
         ("a: [!!bool q]", "is not valid YAML: 'q' is not a valid 'bool' at line 1, column 5."),
         ("a: &b [1]\nc: *b", "aliases are not allowed here; write out their values."),
         ("[1, 2]", "draft.yaml: the file is [1, 2]; it must be a mapping of device, dtype, trees."),
-        ("device: a\ntrees: []", "does not state 'dtype', and it has no default."),
+        ("device: a\ntrees: []", "does not state 'dtype', which has no default; add it."),
         ("device: 3\ndtype: b\ntrees: [1]", ": device is 3; it must be a string."),
         (
             "device: a\ndtype: b\ntrees: {}",

@@ -118,7 +118,7 @@ def test_problems_of_a_file_and_of_overrides_are_told_at_once(tmp_path: Path) ->
     assert str(error.value).splitlines() == [
         f"{path} with inner.rate=fast tree.lookup_tokens=3 is not a valid configuration:",
         "  size is 0; it must be greater than 0",
-        "  tree.num_nodes is 3; beam_width=8 and draft_rounds=4 give 4 to 36 nodes, "
+        "  tree.num_nodes is 3; beam_width=8 and draft_rounds=4 allow 4 to 36 nodes, "
         "lookup_tokens=3 included.",
         "  inner.rate is 'fast'; it must be a valid number",
     ]

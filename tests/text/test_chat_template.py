@@ -103,8 +103,8 @@ def test_a_missing_template_or_token_is_named_with_the_way_out(tmp_path: Path) -
     folder = write_tokenizer(tmp_path, None)
     sentence = (
         r"no chat template; save one beside it as chat_template\.jinja, or give a file with "
-        r"--chat-template FILE, or a built-in by --chat-template chatml or llama2 or mistral_v0\.1 "
-        r"or vicuna_v1\.1 or zephyr\.$"
+        r"--chat-template FILE, or a built-in with --chat-template chatml or llama2 or "
+        r"mistral_v0\.1 or vicuna_v1\.1 or zephyr\.$"
     )
     with pytest.raises(InputError, match=sentence):  # those whose tokens the tokenizer has
         load(folder)
@@ -142,7 +142,7 @@ def test_turns_that_a_template_refuses_are_one_sentence(tmp_path: Path) -> None:
     refusing = load(write_tokenizer(tmp_path, "{{ raise_exception('no system\\nturn') }}"))
     with pytest.raises(InputError, match=r"^The chat template of .* refuses the turns: no system"):
         encode_turns(refusing, chat_tokenizer(), TURNS)
-    with pytest.raises(InputError, match="but 'user' is next"):
+    with pytest.raises(InputError, match="but the next role must be 'user'"):
         encode_turns(load(Path("x"), "vicuna_v1.1"), chat_tokenizer(), TURNS[1:])
 
 

@@ -156,7 +156,7 @@ def test_a_later_turn_stands_behind_the_turns_and_answers_before_it() -> None:
 
 
 def test_several_turns_need_a_chat_template() -> None:
-    with pytest.raises(InputError, match=r"line 5: the question has 2 turns, .* or turns=1"):
+    with pytest.raises(InputError, match=r"line 5: the row has 2 turns, .* or turns=1"):
         encode_prompts(how(NO_TEMPLATE), [prompt_of("a", "b")])
 
 
@@ -165,5 +165,5 @@ def test_longer_prompts_are_the_files_own_text_in_its_order() -> None:
     tokens = tokenize_to_length(prompts, character_tokenizer(), 3, 20)
     assert tokens == encode("mnopqrstuvwakkabcdef")
     assert tokenize_to_length(prompts, character_tokenizer(), 3, 2) == encode("mn")
-    with pytest.raises(InputError, match="and later: the tokenizer makes no tokens of any prompt"):
+    with pytest.raises(InputError, match="and later: the tokenizer finds no tokens in any prompt"):
         tokenize_to_length([prompt_of("XYZ")], character_tokenizer(), 0, 20)

@@ -144,6 +144,6 @@ def test_a_tokenizer_of_transformers_is_loaded_from_a_folder_or_a_gguf_file(
     target = load_target(path, "float32")
     assert load_tokenizer(target).encode("the house") == loaded.encode("the house")
     with pytest.raises(
-        InputError, match="was not loaded from files, so it has no tokenizer; give the path"
+        InputError, match="was not loaded from files, so it has no tokenizer; give load_tokenizer"
     ):
         load_tokenizer(random_target(config))
