@@ -66,7 +66,7 @@ def _train() -> None:
         print_line(console, f"drafter written to {outcome.exported}")
         print_line(console, describe_best(outcome.best, settings))
     if outcome.stopped_by is not None:
-        goes_on = "" if outcome.exported else "; the same command goes on"
+        goes_on = "" if outcome.exported else "; the same command continues the run"
         print_line(
             console, f"stopped by {outcome.stopped_by.name} after step {outcome.step}{goes_on}"
         )
