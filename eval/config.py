@@ -133,11 +133,11 @@ class CompareSettings(RowSettings, TargetSettings):
       drafters: drafting methods by name, compared with the baseline. A grid of several trees makes
         a method for each tree, whose name states the fields that differ.
       dtype: dtype of all models' parameters.
-      batch_size: number of prompts decoded together; None is 1, or all prompts without the clock.
+      batch_size: number of prompts decoded together; None: 1, or all prompts if `clock` is false.
       samplings: sampling settings; each is measured in turn.
-      clock: whether to time. If false, only tokens, target calls and equal texts are counted. These
-        counts do not depend on the machine, so nothing is warmed up or repeated. `tree: auto` then
-        takes the tree for one prompt unless `batch_size` is set.
+      clock: whether to measure times. If false, only tokens, target calls and equal texts are
+        counted. These counts do not depend on the machine, so nothing is warmed up or repeated.
+        `tree: auto` then takes the tree for one prompt unless `batch_size` is set.
       repeats: number of timed runs of every method per batch.
       warm_ups: number of untimed runs per method and array shape, including the run that compiles.
     """
@@ -270,7 +270,7 @@ class ParitySettings(PairSettings):
     """The settings of `python -m eval parity`: check that speculative texts equal the target's own.
 
     Attributes:
-      dtypes: dtypes of both models' parameters, each in turn.
+      dtypes: dtypes of both models' parameters, each checked in turn.
       tolerance: largest gap between two logits that counts as a numerical tie.
       cases: decoding settings by name.
     """
@@ -289,7 +289,7 @@ class ServeLoadSettings(Settings):
       prompts: JSONL file; the first turns of the prompts are sent, over and over in the order of
         the file. The server may cache prompts, so use more prompts than the server has slots.
       prompt_count: number of prompts, from the beginning of the file; None takes all.
-      rates: requests per second, each in turn.
+      rates: numbers of requests per second, each measured in turn.
       seconds: seconds in which requests arrive, per rate.
       max_requests: maximum number of requests per rate.
       max_new_tokens: maximum number of new tokens per answer.

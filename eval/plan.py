@@ -77,10 +77,10 @@ DEFINITIONS = {
 
 
 def plan(settings: PlanSettings) -> None:
-    """Compute the memory that a pair needs on a GPU and bounds on its step times; write a report.
+    """Compute the memory that target and drafter need, and bounds on step times; write a report.
 
     Raises:
-      InputError: the pair, the mesh or the folder of the report cannot be used.
+      InputError: the models, the mesh or the folder of the report cannot be used.
     """
     tree, gpu, dtype = settings.tree, GPUS[settings.gpu], jnp.dtype(settings.dtype)
     target_config = settings.target.build()

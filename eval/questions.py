@@ -84,8 +84,8 @@ class Questions(NamedTuple):
         Args:
           target: the loaded target, which writes these answers.
           sampling: sampling settings of the answers.
-          recall: function from a function that decodes the answers to a turn, and this turn, to the
-            answers; it may return stored answers instead. None: all answers are decoded.
+          recall: `recall(answer, asked)` returns the answers to the turn `asked`: stored answers,
+            or `answer(asked)`, which decodes them. None: all answers are decoded.
 
         Raises:
           InputError: a later turn does not fit after the earlier answers.

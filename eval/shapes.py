@@ -1,4 +1,4 @@
-"""Settings of the commands that need only the shapes of a pair."""
+"""Settings of the commands that need only the shapes of target and drafter."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -77,7 +77,7 @@ class PairShape(Settings):
 
 
 class PlanSettings(PairShape):
-    """The settings of `python -m eval plan`: memory and step times of a pair on a GPU.
+    """The settings of `python -m eval plan`: memory and step times on a GPU, from shapes alone.
 
     Attributes:
       tree: draft tree.

@@ -59,9 +59,10 @@ class Scores(NamedTuple):
 
         The filters keep the tokens with the largest logits, and the kept token with the largest
         score is chosen. So rounding must do two things at once: the filters must keep this token,
-        and they must drop every token whose score stays larger. Each of the two is tested with its
-        own perturbation of the logits. A single perturbation can do both if it can also raise this
-        token's logit to the largest logit of the tokens to drop. This is tested last.
+        and they must drop every token whose score is larger by more than the tolerance over the
+        temperature. Each of the two is tested with its own perturbation of the logits. A single
+        perturbation can do both if it can also raise this token's logit to the largest logit of the
+        tokens to drop. This is tested last.
         """
         logits, scores = self.logits, self.unfiltered
         if not self.keeps(np.where(logits > logits[token], -tolerance, tolerance))[token]:
@@ -129,7 +130,7 @@ def explain(
       seen: the target's scores at the first divergence.
       token: the token of the baseline's text; None if this text has ended.
       speculative_token: the token of the speculative text; None if this text has ended.
-      tolerance: the amount by which rounding may move each logit.
+      tolerance: the tolerance in logits; see `eval.config.Tolerances`.
 
     Returns:
       The fields "gap", "filtered" and "tie"; see `eval.parity.DEFINITIONS`.

@@ -36,7 +36,8 @@ class OptimizerSettings(Settings):
         tokens than "adamw".
       learning_rate: the learning rate at the end of the warm-up, which is its maximum.
       warmup_fraction: fraction of the steps in which the learning rate rises from 0.
-      weight_decay: weight decay; with "muon", only of the matrices that Muon updates.
+      weight_decay: coefficient of the weight decay; with "muon", it applies only to the matrices
+        that Muon updates.
       beta1: AdamW's decay rate of the first moment.
       beta2: AdamW's decay rate of the second moment.
       clip_norm: maximum global norm of the gradients; larger gradients are scaled down.
@@ -195,7 +196,7 @@ class RegenerateSettings(WorkerSettings):
                 )
             return self
         if self.count is None:
-            raise ValueError("prompt_tokens needs count, the number of texts to continue; set it")
+            raise ValueError("prompt_tokens needs count, the number of texts to continue; set both")
         if self.max_new_tokens is not None:
             raise ValueError(
                 "max_new_tokens is only for conversations, but prompt_tokens continues texts to "
@@ -204,7 +205,7 @@ class RegenerateSettings(WorkerSettings):
         if self.prompt_tokens >= self.data.sequence_length:
             raise ValueError(
                 f"prompt_tokens is {self.prompt_tokens}, but must be less than "
-                f"data.sequence_length={self.data.sequence_length}"
+                f"data.sequence_length={self.data.sequence_length}; change one of the two"
             )
         return self
 
@@ -222,7 +223,8 @@ class DrafterSettings(DrafterShape):
         draws random values. If `exit_dim` or `head_rank` is less than the target's width, "target"
         takes the leading singular directions of the target's output head.
       initial_drafter: folder or hub id of a trained drafter of this shape; training starts from its
-        parameters. If this drafter has no `attention` layer, the new layer has no effect at first.
+        parameters. If this drafter lacks the `attention` layer that the settings ask for, the new
+        layer has no effect at first.
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = "auto"

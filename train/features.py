@@ -1,4 +1,4 @@
-"""`python -m train features --config FILE features=DIR`: run the target once for many trainings.
+"""`python -m train features --config FILE features=DIR`: store the target's outputs for training.
 
 One forward pass over the data of a training run stores the target's hidden states and most likely
 next tokens, the features. Training runs with the same `features` read these files and do not run
@@ -56,7 +56,7 @@ _PASSES_AHEAD = 2
 
 
 class FeaturesSettings(TrainSettings, WorkerSettings):
-    """The settings of `python -m train features`: those of a training run and of workers.
+    """The settings of `python -m train features`: those of a training run and of its workers.
 
     The target reads `optimizer.batch_size` rows at a time.
 

@@ -71,10 +71,10 @@ def train_step(
     all positions of the A batches that carry loss. So the split into batches changes the memory use
     but not the gradient. No prediction crosses from one document of a row to the next.
 
-    The state is donated. The other arguments are those of `Batches`, `add_gradients` and
-    `make_optimizer`. Pass the features (`hidden`, `log_probs` and `token_ids`) all together or not
-    at all. With features, the target's layers do not run and may be missing. On a mesh,
-    `fully_sharded` also splits the state over the axis `data`.
+    The state is donated. The arrays are those of `Batches`, and `optimizer` is the optimizer of the
+    state. Pass the features (`hidden`, `log_probs` and `token_ids`) all together or not at all.
+    With features, the target's layers do not run and may be missing. On a mesh, `fully_sharded`
+    also splits the state over the axis `data`.
     """
     batches = Batches(tokens, loss_mask, segments, hidden, None)
     if log_probs is not None and token_ids is not None:

@@ -59,8 +59,8 @@ class OneProcess(Workers[Loaded]):
 def prepare(settings: WorkerSettings) -> None:
     """Check that the workers can be used, and leave the accelerators to them.
 
-    With workers, this restricts JAX in this process to the CPU, through `jax_platforms`. It must be
-    called before JAX looks for devices.
+    If `settings.workers` is set, this restricts JAX in this process to the CPU, by setting
+    `jax_platforms`. It must be called before JAX looks for devices.
 
     Raises:
       InputError: workers cannot be used, or JAX already uses other devices in this process.

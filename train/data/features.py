@@ -69,7 +69,9 @@ def read_index(folder: Path) -> FeatureIndex | None:
     try:
         return FeatureIndex.model_validate_json(path.read_bytes())
     except ValidationError:
-        raise InputError(f"{path} is not an index of features; use another folder.") from None
+        raise InputError(
+            f"{path} is not an index of features; set features to another folder."
+        ) from None
 
 
 def shard_path(folder: Path, shard: int) -> Path:

@@ -38,7 +38,10 @@ class Skip(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A plain text, whose tokens all carry loss; `unread` are unused fields of the record."""
+    """A plain text, whose tokens all carry loss.
+
+    `place` is its file and line; `unread` are unused fields of the record.
+    """
 
     place: str
     text: str
@@ -48,8 +51,8 @@ class Text(NamedTuple):
 class Chat(NamedTuple):
     """A conversation; assistant turns carry loss, except those with weight 0.
 
-    `without_loss` holds the indices of turns with weight 0; `unread` are unused fields of the
-    record.
+    `place` is its file and line; `without_loss` holds the indices of turns with weight 0; `unread`
+    are unused fields of the record.
     """
 
     place: str
@@ -61,8 +64,8 @@ class Chat(NamedTuple):
 class Tokens(NamedTuple):
     """Token ids and their loss mask of 0 and 1, of equal length.
 
-    `is_chat` is True for conversations that `train regenerate` wrote; `unread` are unused fields of
-    the record.
+    `place` is their file and line; `is_chat` is True for conversations that `train regenerate`
+    wrote; `unread` are unused fields of the record.
     """
 
     place: str

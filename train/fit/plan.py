@@ -76,7 +76,7 @@ class FitPlan(Settings):
 
     Attributes:
       asked: the request.
-      rates: throughput of the device, measured by the probe.
+      rates: throughput of the device, from `measure_rates`.
       rows: number of rows that the target writes together.
       answer_tokens: maximum number of tokens of a written answer.
       tokens: number of tokens that the target writes, or has written, without those that carry no
@@ -109,7 +109,7 @@ class FitPlan(Settings):
 
     @property
     def measuring(self) -> float:
-        """Expected seconds of the last stage."""
+        """Expected seconds of the last stage, "measure"."""
         return measuring_seconds(self.rates, self.prompts, self.new_tokens)
 
     def expected(self, step_tokens: int) -> dict[Stage, float]:
