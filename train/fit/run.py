@@ -208,8 +208,11 @@ class _Fit:
         regenerate(words, is_late=lambda written: is_enough(plan, self.used(), written))
         tokens = sum(sum(row["loss_mask"]) for row in read_rows(self._folder / "written.jsonl"))
         if tokens < plan.tokens:
-            late = f"late: {tokens:,} of {plan.tokens:,} tokens are written"
-            print_line(self._console, f"{late}; training on them takes the time that is left")
+            late = (
+                f"late: {tokens:,} of {plan.tokens:,} tokens are written; training on them takes "
+                "the time that is left"
+            )
+            print_line(self._console, late)
         # With this count, the same command run by hand finds its output complete.
         self._keep(tokens=min(plan.tokens, tokens))
         self._settings("regenerate", regenerate_settings(self.plan, self._folder, self._length))
@@ -303,7 +306,10 @@ class _Fit:
         heat = ["--temperature", f"{pays[0]:g}"] if pays and pays[0] else []
         words = [*command, "--target", target, *with_head, *heat, *template]
         minutes = self.plan.spent / 60
-        took = f"the fit took {minutes:.1f} of {self.plan.asked.minutes:g} minutes"
-        print_line(self._console, f"\n{took}; the recommended command:")
+        print_line(
+            self._console,
+            f"\nthe fit took {minutes:.1f} of {self.plan.asked.minutes:g} minutes; the recommended "
+            "command:",
+        )
         print_line(self._console, f"  python -m redrafter_jax {shlex.join(words)}")
         print_line(self._console, sentence)
