@@ -10,7 +10,7 @@ from redrafter_jax.command_line import ctrl_c_ends_at_once, run
 
 
 def main() -> None:
-    """Run the command; a value that cannot be used exits with code 2 and a one-sentence error."""
+    """Run the command; invalid input ends it with exit code 2 and a one-sentence error."""
     run(_main)
 
 

@@ -1,7 +1,7 @@
 """Models and decode states without files: abstract shapes, or random arrays.
 
-Abstract shapes are used to compile programs and to count bytes. Random arrays take the same time as
-real weights.
+Abstract shapes are `jax.ShapeDtypeStruct`s, for compiling programs and counting bytes. With random
+arrays, programs take the same time as with real weights.
 """
 
 import math
@@ -36,14 +36,20 @@ AnyModel = TypeVar("AnyModel", bound=Model[Any, Any])
 def abstract_target(
     config: TargetConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> Target:
-    """Make a target of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
+    """Make a target with abstract parameters.
+
+    `form` is the format of its quantized matrices; with None, they are not quantized.
+    """
     return _abstract(lambda: init_target(config, 0), dtype, form)
 
 
 def abstract_drafter(
     config: HeadConfig, dtype: DTypeLike, form: WeightFormat | None = None
 ) -> LoadedHead:
-    """Make a drafter of `jax.ShapeDtypeStruct` parameters; `form` quantizes its matrices."""
+    """Make a drafter with abstract parameters.
+
+    `form` is the format of its quantized matrices; with None, they are not quantized.
+    """
     return _abstract(lambda: init_drafter(config, 0), dtype, form)
 
 
@@ -60,8 +66,8 @@ def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int
     """Make the abstract shapes of the decode state that `decode_rows` takes.
 
     Args:
-      target: target, from `abstract_target`.
-      drafter: drafter, from `bind_drafter`.
+      target: the target, from `abstract_target`.
+      drafter: the drafter, from `as_drafter`.
       batch_size: B, number of rows.
       slots: S, number of cache slots per row.
     """
@@ -69,7 +75,7 @@ def abstract_state(target: Target, drafter: Drafter, batch_size: int, slots: int
 
 
 def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
-    """Add the shardings of decoding on a mesh to abstract shapes."""
+    """Add to abstract shapes the shardings that decoding on a mesh uses."""
 
     def split(leaf: Any, sharding: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -81,7 +87,10 @@ def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def bytes_of(tree: object) -> int:
-    """Bytes of all arrays of a pytree, which may be abstract; on a mesh, the bytes per device."""
+    """Return the bytes of all arrays of a pytree; for sharded arrays, the bytes per device.
+
+    The arrays may be abstract.
+    """
 
     def size(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)
@@ -92,7 +101,7 @@ def bytes_of(tree: object) -> int:
 
 
 def item_bits(leaf: Any) -> int:
-    """Bits per element on a device; two int4 elements share a byte."""
+    """Return the number of bits of an element on a device; two int4 elements share a byte."""
     return 4 if leaf.dtype == jnp.int4 else 8 * leaf.dtype.itemsize
 
 
@@ -102,7 +111,7 @@ def random_weights(model: AnyModel) -> AnyModel:
 
 
 def random_state(target: Target, drafter: Drafter, batch_size: int, slots: int) -> DecodeState:
-    """Make a greedy decode state with random caches, whose rows never end.
+    """Make a greedy decode state with a random cache; its rows never end.
 
     The arguments are those of `abstract_state`.
     """

@@ -1,6 +1,7 @@
-"""Decoding methods that are timed in turns on the same prompts.
+"""Timing of decoding methods on the same prompts.
 
-All commands of `eval` that decode prompts use this module.
+In a timed turn, all methods decode the same batch, one directly after the other. All commands of
+`eval` that decode prompts use this module.
 """
 
 import time
@@ -26,7 +27,15 @@ from .config import RowSettings
 
 
 class Method(NamedTuple):
-    """A decoding method, made by `drafting` or `baseline`; with `mirror`, it drafts ahead."""
+    """A decoding method, from `drafting` or `baseline`.
+
+    Attributes:
+      target: the target.
+      drafter: the drafter.
+      tree: shape of the draft trees; None for the baseline.
+      mirror: settings for drafting the next trees while the target verifies; None to draft after
+        each target call.
+    """
 
     target: Target
     drafter: Drafter
@@ -40,18 +49,22 @@ class Method(NamedTuple):
 
 
 def baseline(target: Target) -> Method:
-    """Autoregressive decoding."""
+    """Make the method of autoregressive decoding."""
     return Method(target, RootOnly(), None)
 
 
 def drafting(target: Target, head: LoadedHead | Drafter | None, tree: TreeConfig | None) -> Method:
-    """Speculative decoding with a tree.
+    """Make a method of speculative decoding.
 
-    If `head` is None, this is prompt lookup; if `tree` is None, it is the baseline.
+    Args:
+      target: the target.
+      head: a trained head or a drafter; None for prompt lookup alone.
+      tree: shape of the draft trees; None makes the baseline instead. For prompt lookup alone, only
+        `tree.lookup_tokens` is used.
 
     Raises:
-      InputError: the drafter does not fit the target, or the tree is deeper than its position
-        limit.
+      InputError: the drafter does not fit the target, or cannot draft the tree; or the tree is
+        deeper than the target's position limit.
     """
     if tree is None:
         return baseline(target)
@@ -63,14 +76,15 @@ def drafting(target: Target, head: LoadedHead | Drafter | None, tree: TreeConfig
 
 
 class Run(NamedTuple):
-    """The result of decoding one batch, as in `redrafter_jax.Generation`, with wall times.
+    """The result of decoding one batch, with wall times.
+
+    The other fields are those of `redrafter_jax.Generation`.
 
     Attributes:
       prefill_seconds: seconds from lists of prompts until the first token of each row is on the
-        device; 0 in a run without the clock.
-      decode_seconds: seconds from then until all tokens are on the host; 0 in a run without the
-        clock.
-      mirror: counts of trees that were ready; None if no tree is drafted ahead.
+        device; 0 if the run is not timed.
+      decode_seconds: seconds from then until all tokens are on the host; 0 if the run is not timed.
+      mirror: counts of the trees that were drafted ahead; None without `Method.mirror`.
     """
 
     tokens: list[list[int]]
@@ -83,7 +97,7 @@ class Run(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Wall time of the whole call."""
+        """Wall time of the whole call, in seconds."""
         return self.prefill_seconds + self.decode_seconds
 
     @property
@@ -104,19 +118,25 @@ class Run(NamedTuple):
 
     @property
     def decoded_tokens(self) -> int:
-        """Number of new tokens of all rows, except the first of each row, which prefill decides."""
+        """Number of new tokens of all rows without the first of each row, which prefill decides."""
         return self.new_tokens - len(self.tokens)
 
 
 class TimedTurn(NamedTuple):
-    """The runs of one batch by every method, one directly after the other."""
+    """The runs of all methods on one batch, one directly after the other.
+
+    Attributes:
+      batch: index of the batch.
+      repeat: number of earlier turns with this batch.
+      runs: the run of each method, by its name.
+    """
 
     batch: int
     repeat: int
     runs: dict[str, Run]
 
     def untimed(self) -> "TimedTurn":
-        """The same turn with all times set to 0."""
+        """Return the same turn with all times set to 0."""
         times = {"prefill_seconds": 0.0, "decode_seconds": 0.0}
         return self._replace(runs={name: run._replace(**times) for name, run in self.runs.items()})
 
@@ -124,10 +144,15 @@ class TimedTurn(NamedTuple):
 def make_batches(
     asked: EncodedPrompts, batch_size: int | None, sampling: SamplingConfig, rows: RowSettings
 ) -> list[Batch]:
-    """Split the rows into batches in order; the last batch may be smaller.
+    """Split the prompts into batches in order; the last batch may be smaller.
 
-    The seed of a row is `first_seed` plus the prompt's number. If `batch_size` is None, all rows
-    are one batch.
+    The seed of a row is `rows.first_seed` plus the number of its prompt in the file.
+
+    Args:
+      asked: the encoded prompts.
+      batch_size: number of rows in a batch; None for one batch of all rows.
+      sampling: sampling settings of all rows.
+      rows: settings with the limits of the answers.
     """
     return [
         Batch(
@@ -147,8 +172,8 @@ def warm_up(work: Iterable[tuple[Hashable, Method, Batch]], times: int) -> None:
     """Decode one batch of every array shape with every method, untimed; the first run compiles.
 
     Args:
-      work: triples of a method's key, the method, and a batch that it will decode.
-      times: number of runs per method and array shape.
+      work: for every later run: a key of the method, the method, and the batch.
+      times: number of untimed runs per method and array shape.
     """
     chosen = {}
     for name, method, batch in work:
@@ -169,8 +194,14 @@ def measure(
     """Time all methods on every batch, `repeats` times; call `warm_up` first.
 
     The runs of a turn directly follow each other, so that a slow minute of the machine affects all
-    methods. A different method comes first in each turn. `done` holds the (batch, repeat) pairs to
-    leave out. `advance` is called after every run.
+    methods. The method that comes first changes from turn to turn.
+
+    Args:
+      methods: the methods by name.
+      batches: the batches.
+      repeats: number of turns per batch.
+      done: (batch, repeat) pairs of the turns to leave out.
+      advance: called with 1 after every run.
     """
     names = list(methods)
     for repeat in range(repeats):
@@ -189,7 +220,9 @@ def measure(
 def decode_batch(
     method: Method, batch: Batch, watch: Callable[[str, Any], object] | None = None
 ) -> Run:
-    """Decode a batch as `generate` does, timing prefill and decoding; `watch` is `Mirror.watch`.
+    """Decode a batch as `generate` does, and time prefill and decoding.
+
+    `watch` is the callback `Mirror.watch`, for a method that drafts ahead.
 
     Raises:
       InputError: a prompt or a seed does not fit, as in `generate`.
@@ -227,7 +260,10 @@ def decode_batch(
 
 
 def state_shape(method: Method, batch: Batch) -> tuple[int, int]:
-    """The numbers of rows and cache slots of a batch's decode state, on which programs depend."""
+    """Return the numbers of rows and cache slots of a batch's decode state.
+
+    Batches with the same numbers use the same compiled program.
+    """
     rows = check_batch(method.target.config, batch)
     longest = max(len(row.prompt) + row.max_new_tokens for row in rows)
     return len(rows), slots_for(longest, longest_path(method.tree))

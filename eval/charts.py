@@ -20,11 +20,12 @@ def _figure(title: str, width: float, height: float, *shape: int) -> tuple[Figur
 
 
 def write_comparison_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
-    """Write a PNG with a column per sampling: speed-up by acceptance length, and rates by depth.
+    """Write a PNG with a column for each sampling.
 
-    In the upper panel, a large point is a method over all prompts, with lines for its two
-    intervals, and a small point is the method in one category. Along a dashed line, all steps cost
-    the same number of baseline steps. Without the clock, only the rates are drawn.
+    The upper panel shows speed-up by acceptance length. A large point is a method over all prompts,
+    with lines for its two intervals. A small point is the method in one category. On each dashed
+    line, a step costs the same number of baseline steps. The lower panel shows acceptance rates by
+    depth. If nothing was timed, there is only the lower panel.
     """
     cases, clock = report["samplings"], report["config"]["clock"]
     figure, panels = _figure(title, 1.0 + 4 * len(cases), 4.0 + 4 * clock, 1 + clock, len(cases))
@@ -97,7 +98,7 @@ def _draw_rates(panel: Any, methods: Mapping[str, Any]) -> None:
 
 
 def write_load_chart(report: Mapping[str, Any], title: str, path: Path) -> None:
-    """Write a PNG of latency and throughput by request rate, with a line per method."""
+    """Write a PNG of latency and throughput by request rate, with lines for each method."""
     figure, panels = _figure(title, 9.0, 4.4, 1, 2)
     latency, throughput = panels[0]
     for index, method in enumerate(dict.fromkeys(run["method"] for run in report["runs"])):

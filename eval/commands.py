@@ -26,7 +26,15 @@ from .tune import tune
 
 
 class Command(NamedTuple):
-    """A command of `eval`; `flags` and `config` are arguments of `parse_settings`."""
+    """A command of `eval`.
+
+    Attributes:
+      measure: function that runs the command with its settings.
+      settings: class of the settings.
+      help: description in `--help`.
+      flags: options such as `--target`, each with the setting that it sets; None for no options.
+      config: settings file if `--config` is not given; None if `--config` is required.
+    """
 
     measure: Callable[[Any], None]
     settings: type[Settings]
@@ -55,20 +63,21 @@ COMMANDS = {
     "plan": Command(
         plan,
         PlanSettings,
-        "Compute whether a pair fits a GPU, and lower bounds on step times. The target is a folder "
-        "or hub id, of which only config.json is read. --config is optional.",
+        "Compute whether target and drafter fit a GPU, and lower bounds on step times. The target "
+        "is a folder or hub id, of which only config.json is read. --config is optional.",
         {"--target": "target", "--gpu": "gpu", "--batch": "batch_size", "--cache": "slots"},
         Path(__file__).with_name("plan.yaml"),
     ),
     "serve-load": Command(
         measure_load,
         ServeLoadSettings,
-        "Measure how long a running server takes to answer, by requests per second.",
+        "Measure how long a running server takes to answer at different request rates.",
     ),
     "steps": Command(
         measure_steps,
         StepsSettings,
-        "Measure the cost of a decode step and its parts, in baseline steps.",
+        "Measure the cost of a decode step and its parts, in steps of the baseline, autoregressive "
+        "decoding.",
     ),
     "tune": Command(
         tune,
@@ -81,7 +90,9 @@ DEFAULT = "compare"
 
 
 def evaluate(words: Sequence[str]) -> None:
-    """Run a command from command-line arguments: its name, which is optional, and its settings.
+    """Run the command that the first argument names, or `compare` if it names none.
+
+    `words` are the command-line arguments: the name and the settings.
 
     Raises:
       InputError: the command does not exist, or a setting, a file or a prompt cannot be used.

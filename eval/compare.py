@@ -1,4 +1,4 @@
-"""`python -m eval compare`: drafting methods and the baseline, in turns on the same prompts."""
+"""`python -m eval compare`: compare drafting methods with the baseline on the same prompts."""
 
 import hashlib
 import json
@@ -48,8 +48,8 @@ from .summary import BASELINE, Way
 from .trees import TREE
 
 DEFINITIONS = summary.DEFINITIONS | {
-    "ways": "drafter and tree of every method; a tree of null is the baseline, which a drafter's "
-    "table may choose too",
+    "ways": "drafter and tree of every method; null as the tree means the baseline, which the "
+    "drafter's table of trees may also choose",
     "drafted_per_step": "nodes of a tree below its root, N - 1, padding nodes included",
     "bytes_per_step": "minimum bytes that a step reads from the memory of one device, computed "
     "from shapes: the weights of drafting and of the target call as `eval plan` counts them, and "
@@ -62,7 +62,7 @@ DEFINITIONS = summary.DEFINITIONS | {
 def compare(settings: CompareSettings) -> None:
     """Decode the prompts with every method and sampling, and write the report.
 
-    Every turn is appended to a file beside the report as soon as it is measured. The same command
+    Every timed turn is appended to `compare.jsonl` as soon as it is measured. The same command
     resumes from this file and measures nothing twice.
 
     Raises:
@@ -124,7 +124,7 @@ def compare(settings: CompareSettings) -> None:
         "identity": identity,
     }
     report = write_report(path, measures, settings, DEFINITIONS)
-    _write_files(path, report, [f"Of earlier runs, from {measured.path}: {before}."] * bool(before))
+    _write_files(path, report, [f"From earlier runs, in {measured.path}: {before}."] * bool(before))
 
 
 def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ def _write_files(path: Path, report: Mapping[str, Any], more: Sequence[str]) -> 
 
 
 def _ways(settings: CompareSettings, sampling: SamplingConfig) -> dict[str, Way]:
-    """The baseline and all methods by name; a grid of trees has one method for each tree.
+    """Return the baseline and all methods by name; a grid of trees has one method for each tree.
 
     Raises:
       InputError: a drafter with `tree: auto` has no table, or two methods have the same name.
@@ -241,7 +241,7 @@ def _decode_missing(
     asked: Sequence[EncodedPrompts],
     measured: Measured,
 ) -> str:
-    """Decode the missing turns; return how many turns an earlier run has measured, "" if none."""
+    """Decode the missing turns; say how many turns earlier runs have measured, "" for none."""
     batches = [
         make_batches(one, batch_size, sampling, settings)
         for one, sampling in zip(asked, settings.samplings, strict=True)
@@ -299,7 +299,10 @@ def _add_costs(case: dict[str, Any], name: str, nodes: int, weights: int, per_to
 
 
 def training_seeds(drafters: Iterable[str]) -> dict[str, int]:
-    """The seeds of the training runs of drafters, as far as the folder of the run is known."""
+    """Return the seeds of drafters' training runs, by the drafters' folders.
+
+    A drafter is left out if its parent folder has no `config.yaml` with a seed.
+    """
     seeds = {}
     for drafter in drafters:
         path = Path(drafter).parent / "config.yaml"

@@ -31,9 +31,9 @@ class TargetSettings(Settings):
     Attributes:
       target: folder or hub id of the target with its `tokenizer.json`, or a GGUF file.
       prompts: JSONL file; see `redrafter_jax.text.prompts`.
-      chat_template: template that renders a prompt as a user turn: None for the template of the
-        target's tokenizer if it has one, "none" to continue prompts verbatim, the path of a Jinja
-        file, or a built-in format (docs/chat.md).
+      chat_template: template that renders a prompt as a user turn: None for the tokenizer's
+        template, or if it has none to continue prompts verbatim; "none" to continue prompts
+        verbatim; the path of a Jinja file; or a built-in format (docs/chat.md).
       report_dir: output folder, created if missing.
       mesh: devices that share the work.
     """
@@ -46,7 +46,11 @@ class TargetSettings(Settings):
 
 
 class PairSettings(TargetSettings):
-    """A target, and a `drafter` that `redrafter_jax.load_drafter` can load."""
+    """A target and a drafter.
+
+    Attributes:
+      drafter: drafter that `redrafter_jax.load_drafter` can load.
+    """
 
     drafter: str
 
@@ -57,10 +61,11 @@ class RowSettings(Settings):
     Attributes:
       prompt_count: number of prompts, from the beginning of the file; None takes all.
       turns: 1 asks only the first turn of each prompt; "all" also asks the later turns, each after
-        the baseline's answers to the earlier turns, decoded with the same sampling and seed.
+        the baseline's answers to the earlier turns, which have the same sampling and seed.
       max_new_tokens: maximum number of new tokens per prompt and turn.
-      first_seed: prompt i of the file uses seed `first_seed + i` in every turn and repeat.
-      stop: "eos" ends a row at an end token of the target or the chat template, "never" only at
+      first_seed: seed of the first prompt; prompt i of the file uses seed `first_seed + i` in every
+        turn and repeat.
+      stop: "eos" ends an answer at an end token of the target or the chat template, "never" only at
         `max_new_tokens`.
     """
 
@@ -96,8 +101,8 @@ class DraftingSettings(Settings):
     Attributes:
       drafter: drafter that `redrafter_jax.load_drafter` can load; None for prompt lookup alone,
         with `tree.lookup_tokens`.
-      tree: draft tree, where every field is a value or a list of values; "auto" takes the tree from
-        the drafter's table (see `eval tune`).
+      tree: draft tree, in which every field is a value or a list of values; "auto" takes the tree
+        from the table that `eval tune` wrote to the drafter's folder.
     """
 
     drafter: str | None = None
@@ -128,12 +133,12 @@ class CompareSettings(RowSettings, TargetSettings):
       drafters: drafting methods by name, compared with the baseline. A grid of several trees makes
         a method for each tree, whose name states the fields that differ.
       dtype: dtype of all models' parameters.
-      batch_size: number of prompts decoded together; None is 1, or all prompts without the clock.
+      batch_size: number of prompts decoded together; None: 1, or all prompts if `clock` is false.
       samplings: sampling settings; each is measured in turn.
-      clock: whether to time. If false, only tokens, target calls and equal texts are counted, which
-        do not depend on the machine; nothing is warmed up or repeated, and `tree: auto` takes the
-        tree for one prompt unless `batch_size` is set.
-      repeats: number of timed runs of every method per batch, in turns.
+      clock: whether to measure times. If false, only tokens, target calls and equal texts are
+        counted. These counts do not depend on the machine, so nothing is warmed up or repeated.
+        `tree: auto` then takes the tree for one prompt unless `batch_size` is set.
+      repeats: number of timed runs of every method per batch.
       warm_ups: number of untimed runs per method and array shape, including the run that compiles.
     """
 
@@ -150,7 +155,10 @@ class CompareSettings(RowSettings, TargetSettings):
     def _names_in_a_table(cls, drafters: dict[str, DraftingSettings]) -> Any:
         for name in drafters:
             if name == "baseline" or "|" in name:
-                raise ValueError(f"{name!r} cannot name a drafting method; choose another name")
+                raise ValueError(
+                    f"{name!r} cannot name a drafting method; choose a name other than 'baseline' "
+                    "and without '|'"
+                )
         return drafters
 
     @model_validator(mode="after")
@@ -182,19 +190,20 @@ class TuneSettings(RowSettings, PairSettings):
     Attributes:
       dtype: dtype of both models' parameters.
       trees: grids of candidate trees.
-      batch_sizes: numbers of prompts decoded together, each measured in turn. None takes 1, 2, 4
-        and 8, as far as there are enough prompts.
-      samplings: sampling settings with different temperatures, each in turn.
-      entrants: number of trees in the first round, which have very different sizes. In the second
-        round, half this number of trees join that are similar to the best trees, and in the third
-        round a quarter; at least `finalists` trees join each time.
-      finalists: number of trees that are measured in all pairs; the fastest of them is chosen.
-      pairs: number of paired runs of a finalist and the baseline; every pair decodes another batch
-        until all have been decoded. None is one pair per batch, and at least eight.
-      minutes: time limit for all batch sizes and samplings together, which share the remaining time
-        evenly; the last ones are left out if no time remains. After the limit, a running
-        compilation finishes and one tree gets at least four turns. None sets no limit.
-      output: file to write; None is `draft.yaml` in the drafter's folder.
+      batch_sizes: numbers of prompts decoded together, each measured in turn. None takes those of
+        1, 2, 4 and 8 for which there are enough prompts.
+      samplings: sampling settings with different temperatures, each measured in turn.
+      entrants: number of trees in the first of three rounds; their sizes are very different. In the
+        second round, half as many new trees are added, and in the third round a quarter. The added
+        trees are similar to the fastest ones so far. At least `finalists` trees are added each
+        time.
+      finalists: number of trees that are measured in all pairs; the fastest of these is chosen.
+      pairs: number of paired runs of each finalist and the baseline. The pairs go through all
+        batches, and start over at the end. None: one pair per batch, but at least eight pairs.
+      minutes: time limit for all batch sizes and samplings together; they share the remaining time
+        evenly, and the last ones are left out if no time remains. After the limit, a compilation
+        that has begun is finished, and one tree gets at least four paired runs. None: no limit.
+      output: file to write; None: `draft.yaml` in the drafter's folder.
     """
 
     dtype: Dtype = "bfloat16"
@@ -226,9 +235,9 @@ class CaseSettings(RowSettings):
       batch_size: number of prompts decoded together.
       sampling: sampling settings.
       tree: draft tree.
-      prompt_tokens: exact prompt lengths, used in turn by the rows; the prompts are then plain text
-        of the first turns (see `redrafter_jax.text.prompts.tokenize_to_length`). None leaves
-        prompts as they are.
+      prompt_tokens: exact prompt lengths; the rows use the lengths of this list in turn. The
+        prompts are then the first turns as plain text, cut or joined (see
+        `redrafter_jax.text.prompts.tokenize_to_length`). None leaves prompts as they are.
     """
 
     batch_size: PositiveInt = 1
@@ -238,14 +247,19 @@ class CaseSettings(RowSettings):
 
 
 class Tolerances(Settings):
-    """The largest gap of a numerical tie per dtype, in logits (scores times the temperature).
+    """The largest gap between two logits that counts as a numerical tie, for each dtype.
 
-    Forward passes of different shapes over the same tokens differ by rounding. For the demo's
-    target, whose logits reach 17, a logit differs by up to 1.4e-5 in float32 and 0.1 in bfloat16,
-    so a gap between two logits differs by at most 2.8e-5 and 0.2. Rounding grows in proportion to
-    the logits. The defaults are sufficient for logits up to 60 in float32 and up to 21 in bfloat16.
-    Wider tolerances hide bugs: in the demo's texts, the two best tokens are closer than 0.25 in 4%
-    of the choices when decoding is greedy, and in 16% at temperature 1.
+    At a numerical tie, rounding decides which of two tokens is chosen. Forward passes of different
+    shapes over the same tokens differ by rounding. For the demo's target, whose logits reach 17, a
+    logit differs by up to 1.4e-5 in float32 and 0.1 in bfloat16. So a gap between two logits
+    differs by at most 2.8e-5 and 0.2. Rounding grows in proportion to the logits. The defaults are
+    sufficient for logits up to 60 in float32 and up to 21 in bfloat16. Wider tolerances hide bugs:
+    in the demo's texts, the two best tokens are closer than 0.25 in 4% of the choices when decoding
+    is greedy, and in 16% at temperature 1.
+
+    Attributes:
+      float32: largest gap in float32, in logits.
+      bfloat16: largest gap in bfloat16, in logits.
     """
 
     float32: float = Field(default=1e-4, gt=0)
@@ -256,8 +270,8 @@ class ParitySettings(PairSettings):
     """The settings of `python -m eval parity`: check that speculative texts equal the target's own.
 
     Attributes:
-      dtypes: dtypes of both models' parameters, each in turn.
-      tolerance: largest gap of a numerical tie.
+      dtypes: dtypes of both models' parameters, each checked in turn.
+      tolerance: largest gap between two logits that counts as a numerical tie.
       cases: decoding settings by name.
     """
 
@@ -272,15 +286,16 @@ class ServeLoadSettings(Settings):
     Attributes:
       url: address of a running server (see `redrafter serve`); its API key, if any, is read from
         the environment variable REDRAFTER_API_KEY.
-      prompts: JSONL file; the first turn of each prompt is sent, cycling through the file. The
-        server may cache prompts, so use more prompts than it has slots.
+      prompts: JSONL file; the first turns of the prompts are sent, over and over in the order of
+        the file. The server may cache prompts, so use more prompts than the server has slots.
       prompt_count: number of prompts, from the beginning of the file; None takes all.
-      rates: requests per second, each in turn.
+      rates: numbers of requests per second, each measured in turn.
       seconds: seconds in which requests arrive, per rate.
       max_requests: maximum number of requests per rate.
       max_new_tokens: maximum number of new tokens per answer.
       sampling: sampling settings.
-      first_seed: seed of the arrival times; request i samples with seed `first_seed + i`.
+      first_seed: seed of the arrival times, and of the first request; request i samples with seed
+        `first_seed + i`.
       timeout: seconds without data from the server after which a request counts as failed.
       report_dir: output folder, created if missing.
     """

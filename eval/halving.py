@@ -1,4 +1,4 @@
-"""Search for the fastest tree: successive halving that adds neighbours of the best trees."""
+"""Search for the fastest tree: successive halving that also adds trees similar to the best ones."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,28 +20,35 @@ _TRYING, _FEWEST_TURNS = 0.6, 4
 
 @dataclass
 class Tried:
-    """A tree that has been measured, with its speed-up over the baseline in each turn."""
+    """A tree that is measured, with its speed-up over the baseline in each turn.
+
+    In a turn, trees and the baseline decode the same batch, one directly after the other.
+
+    Attributes:
+      tree: the tree.
+      speedups: speed-up by number of the turn; NaN if the turn has no token after prefill.
+    """
 
     tree: TreeConfig
     speedups: dict[int, float] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float:
-        """Median speed-up, ignoring turns without tokens after prefill, which are NaN."""
+        """Median speed-up over the turns whose speed-up is not NaN; 0 without such turns."""
         known = [one for one in self.speedups.values() if not math.isnan(one)]
         return median(known) if known else 0.0
 
 
 class Race(NamedTuple):
-    """How trees are measured.
+    """How trees are measured, and for how long.
 
     Attributes:
-      prepare: compiles a tree for a turn, if that was not done before.
-      measure: returns the speed-ups of trees in a turn, in which the trees and the baseline decode
-        the same batch one after the other.
+      prepare: function that compiles a tree for a turn, unless it is already compiled.
+      measure: function from trees and a turn to the trees' speed-ups over the baseline in this
+        turn.
       turns: number of turns of a finalist.
-      finalists: number of trees that take all turns.
-      used: returns the used share of the time limit; 0 without a limit.
+      finalists: number of finalists, the trees that take all turns.
+      used: function that returns the used fraction of the time limit; 0 without a limit.
     """
 
     prepare: Callable[[TreeConfig, int], None]
@@ -56,21 +63,24 @@ def find_fastest(
 ) -> list[Tried]:
     """Search for the fastest tree; return all measured trees, finalists first.
 
-    In the first of three rounds, the entrants take a quarter of the turns. Then the faster half of
-    them stays. The same number of untried trees joins them, those that are most similar to the
-    trees that stayed, and all take half of the turns. For the third round, with three quarters of
-    the turns, half as many trees stay and join. In each round, at least `race.finalists` trees
-    stay, and at least this number join. At the end, the fastest trees take all turns as the
-    finalists.
+    There are three rounds. In the first, the entrants take a quarter of `race.turns`. The faster
+    half of the entrants stays, and as many new trees are added: those most similar to the trees
+    that stay. In the second round, each of these trees takes half of the turns in total. For the
+    third round, with three quarters of the turns, half as many trees stay and half as many are
+    added. At least `race.finalists` trees stay each time, and at least as many are added. After the
+    third round, the fastest trees take all turns; these are the finalists.
 
-    The search skips to the finalists once 60% of the time is used. After the time limit, only the
-    best tree takes further turns, up to four in total. Finalists are ordered by the number of turns
-    and then by speed-up, the others by speed-up.
+    Once 60% of the time is used, the search goes directly to the finalists. After the time limit,
+    only the fastest tree takes further turns, up to four in total.
 
     Args:
       trees: all candidate trees.
       entrants: trees of the first round.
       race: functions and numbers that define how trees are measured, and for how long.
+
+    Returns:
+      The finalists, ordered by the number of turns and then by speed-up; then all other measured
+      trees, ordered by speed-up.
     """
     tried = {tree: Tried(tree) for tree in entrants}
     alive = list(tried.values())
@@ -91,7 +101,7 @@ def find_fastest(
 
 
 def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race: Race) -> int:
-    """The number of turns of all trees together, if there is no time limit."""
+    """Return the total number of turns of all trees in a search without a time limit."""
     count = 0
 
     def measure(trees: Sequence[TreeConfig], _: int) -> list[float]:
@@ -104,9 +114,10 @@ def tree_turns(trees: Sequence[TreeConfig], entrants: Sequence[TreeConfig], race
 
 
 def pick_diverse(trees: Sequence[TreeConfig], count: int) -> list[TreeConfig]:
-    """Choose trees of different kinds, starting with the smallest and the largest.
+    """Choose `count` trees of very different sizes.
 
-    Each further tree is the one that is least similar to the trees chosen so far.
+    The first two are the smallest and the largest tree. Each further tree is the least similar to
+    the trees chosen so far.
     """
     sizes = np.stack([_sizes(tree) for tree in trees])
     chosen = list(dict.fromkeys([int(sizes[:, 0].argmin()), int(sizes[:, 0].argmax())]))[:count]

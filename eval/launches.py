@@ -15,7 +15,14 @@ FEW = 2
 
 
 class Both(NamedTuple):
-    """A program compiled with all L layers, and with another number of layers."""
+    """A program that is compiled twice, for two numbers of target layers.
+
+    Attributes:
+      whole: the program with all layers.
+      layers: L, the number of all layers.
+      other: the program with another number of layers.
+      other_layers: this other number.
+    """
 
     whole: Compilation
     layers: int
@@ -26,10 +33,14 @@ class Both(NamedTuple):
 def compile_both(
     layers: int, compile_layers: Callable[[int], Compilation], context_layers: Sequence[int] = ()
 ) -> Both:
-    """Compile a program with all L layers, and with only a few layers.
+    """Compile a program with all target layers, and with another number of layers.
 
-    The difference between the programs shows the launches of a layer. The few layers include the
-    layers whose hidden states the drafter reads.
+    The difference between the programs shows the launches of a layer.
+
+    Args:
+      layers: L, the number of all layers.
+      compile_layers: function from a number of layers to the compiled program.
+      context_layers: layers whose outputs the drafter reads; the other program includes them.
     """
     few = max(FEW, *(layer + 1 for layer in context_layers), 0)
     other = few if few < layers else layers + 1
@@ -39,15 +50,18 @@ def compile_both(
 def count_step(
     both: Both, least_bytes: int, bandwidth: float, launch_microseconds: float, slots: int
 ) -> dict[str, dict[str, Any]]:
-    """Count launches and bytes of a step for each kind of rows, and estimate its time.
+    """Count launches and moved bytes of a decode step, and estimate its time.
 
     Args:
       both: the compiled decode loop.
-      least_bytes: minimum bytes that a step must move.
-      bandwidth: memory bandwidth of the GPU, bytes per second.
+      least_bytes: minimum number of bytes that a step must move.
+      bandwidth: memory bandwidth of the GPU, in bytes per second.
       launch_microseconds: time between two dependent launches.
-      slots: S, number of cache slots. Attention reads all of them, and XLA's attention loops over
-        blocks of slots.
+      slots: S, number of cache slots per row. Attention reads all of them, and XLA's attention
+        loops over blocks of slots.
+
+    Returns:
+      The measures for each kind of rows: greedy, sampled and filtered; see `eval.plan.DEFINITIONS`.
     """
     counts, blocks = {}, -(-slots // BLOCK)
     for rows, taken in ROWS.items():
@@ -69,11 +83,11 @@ def count_step(
 
 
 def total(launches: Sequence[Launch]) -> tuple[int, int]:
-    """The number of launches, and the number of bytes that they read and write."""
+    """Return the number of launches, and the number of bytes that the launches read and write."""
     moved = sum(one.times * (one.reads + one.writes) for one in launches)
     return sum(one.times for one in launches), moved
 
 
 def list_launches(compiled: Compilation, slots: int) -> list[dict[str, Any]]:
-    """The launches of a greedy step in program order, as dictionaries for a report."""
+    """Return the launches of a greedy step in program order, as dictionaries for a report."""
     return [one._asdict() for one in step_launches(compiled.hlo, (), -(-slots // BLOCK))]

@@ -1,4 +1,4 @@
-"""An open-loop load on a server: requests that arrive at random times, with their results."""
+"""An open-loop load on a server: requests arrive at random times, independent of the answers."""
 
 import asyncio
 import json
@@ -26,13 +26,13 @@ class RequestResult:
     """The result of a request; times are in seconds since the arrival of the request.
 
     Attributes:
-      latency: time to the end of the answer.
-      first_token: time to the first token; None without tokens.
+      latency: time until the end of the answer.
+      first_token: time until the first token; None if there is no token.
       tokens: number of tokens of the answer.
       calls: number of target calls after prefill.
-      accepted_by: number of tokens of the answer, by the drafter that proposed them.
-      repeating: whether the answer repeats itself.
-      short: whether the answer has few tokens.
+      accepted_by: number of accepted tokens of the answer, by the drafter that proposed them.
+      repeating: whether the answer repeats itself, as `repeats_itself` defines it.
+      short: whether the answer has at most `FEW` tokens.
       error: kind of the error; None for a complete answer.
     """
 
@@ -50,8 +50,8 @@ def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[flo
     """Draw arrival times of a Poisson process, in seconds; the first request arrives at 0.
 
     Args:
-      rate: mean requests per second.
-      seconds: end of the window in which requests arrive.
+      rate: mean number of requests per second.
+      seconds: length of the time in which requests arrive.
       most: maximum number of requests, at least 1.
       seed: random seed.
     """
@@ -61,7 +61,11 @@ def arrival_times(rate: float, seconds: float, most: int, seed: int) -> list[flo
 
 
 def find_model(settings: ServeLoadSettings) -> dict[str, Any]:
-    """Wait until the server is ready, and return the model that it serves."""
+    """Wait until the server is ready, and return its entry of `/v1/models`.
+
+    Raises:
+      InputError: no server is ready in time.
+    """
     try:
         with _client(settings, httpx.Client) as client:
             model = client.get("/v1/models").raise_for_status().json()["data"][0]
@@ -104,14 +108,17 @@ async def ask_all(
     arrivals: Sequence[float],
     speculation: bool,
 ) -> list[RequestResult]:
-    """Send each prompt at its arrival time, and read all answers completely.
+    """Send each prompt at its arrival time, and read all answers to their end.
 
     Args:
       settings: address of the server and settings of the requests.
       model: the served model, from `find_model`.
-      prompts: one prompt per arrival.
-      arrivals: seconds after the first arrival, from `arrival_times`.
+      prompts: one prompt for each arrival.
+      arrivals: arrival times in seconds, from `arrival_times`.
       speculation: whether the server may draft.
+
+    Returns:
+      The results in the order of the prompts.
     """
     async with _client(settings, httpx.AsyncClient) as client:
         began = time.monotonic()

@@ -1,8 +1,9 @@
 """The file of measurements of `python -m eval compare`, from which a killed run resumes.
 
-The first line states everything on which the measurements depend. Each other line holds the answers
-to one turn of the conversations, or all runs of one timed turn. The runs of a turn are compared
-with each other, so they are always measured together.
+The first line states everything on which the measurements depend. Each other line holds one of two
+things: the baseline's answers to one turn of the conversations, or the runs of all methods in one
+timed turn. The runs of a timed turn are compared with each other, so they are always measured
+together.
 """
 
 import json
@@ -29,8 +30,8 @@ class Measured(NamedTuple):
 
     Attributes:
       path: path of the file.
-      answers: answers to earlier turns of conversations, by index of the sampling and number of the
-        turn.
+      answers: token ids of the baseline's answers to a turn of the conversations, by index of the
+        sampling and number of the turn.
       turns: timed turns, by index of the sampling.
     """
 
@@ -39,7 +40,7 @@ class Measured(NamedTuple):
     turns: dict[int, list[TimedTurn]]
 
     def answer(self, sampling: int, decode: Answer, asked: EncodedPrompts) -> Texts:
-        """The answers to a turn; missing answers are decoded and added to the file."""
+        """Return the answers to a turn; missing answers are decoded and added to the file."""
         turn = asked.turns[0]
         if (sampling, turn) not in self.answers:
             answers = self.answers[sampling, turn] = decode(asked)
@@ -47,7 +48,7 @@ class Measured(NamedTuple):
         return self.answers[sampling, turn]
 
     def keep_turn(self, sampling: int, turn: TimedTurn) -> None:
-        """Append the runs of a turn to the file."""
+        """Append the runs of a timed turn to the file."""
         self.turns.setdefault(sampling, []).append(turn)
         runs = {
             name: run._asdict() | {"accept_counts": run.accept_counts.tolist()}
@@ -58,9 +59,10 @@ class Measured(NamedTuple):
 
 
 def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
-    """Read the measurements of an earlier run, or begin a file; an incomplete line is removed.
+    """Read the measurements of an earlier run, or begin a file.
 
-    `identity` maps names to everything on which the measurements depend.
+    An incomplete last line is removed. `identity` holds everything on which the measurements
+    depend, by name.
 
     Raises:
       InputError: the file holds measurements with other settings, or is not a file of measurements.
@@ -82,7 +84,7 @@ def open_measured(path: Path, identity: Mapping[str, Any]) -> Measured:
         except (ValueError, TypeError, KeyError, AttributeError):
             raise InputError(
                 f"{path}, line {number} is not a measurement of eval compare; use another "
-                "report_dir, or delete the file."
+                "report_dir, or delete this file."
             ) from None
     if before is not None:
         _check_same(path, before, now)
@@ -105,7 +107,7 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     if different:
         raise InputError(
             f"{path} holds measurements with other settings: {', '.join(different)}; use another "
-            "report_dir, or delete the file to measure again."
+            "report_dir, or delete this file to measure again."
         )
 
 

@@ -21,8 +21,8 @@ from .benchmark import Run
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call after prefill, bonus token included; "
     "1.0 for the baseline",
-    "acceptance_rate_per_depth": "share of drafts accepted at depth 1, 2, ... given that their "
-    "parent was accepted; a call cut short by a row's limit counts as a rejection",
+    "acceptance_rate_per_depth": "share of drafts accepted at depth 1, 2, ... of the tree, given "
+    "that their parent was accepted; a call cut short by a row's limit counts as a rejection",
     "calls_per_depth": "entry d: target calls that accepted a draft at depth d; entry 0: all "
     "target calls; the rate at depth d is entry d / entry (d - 1)",
     "accept_counts": "entry c - 1: target calls that gained exactly c tokens",
@@ -32,18 +32,18 @@ DEFINITIONS = {
     "identical": "share of prompts whose text equals the baseline's, token for token, in every "
     "repeat",
     "chat_template": 'template that renders prompts as user turns; "none": prompts are verbatim',
-    "turns": "number of turns of the longest prompt, each of which is a row; a later turn follows "
-    "the baseline's answers to the earlier turns, with the same sampling and seed, which are "
-    "decoded once for all methods",
+    "turns": "number of user turns of the longest prompt; each turn is a row. A later turn follows "
+    "the baseline's answers to the earlier turns, which are decoded once for all methods, with the "
+    "same sampling and seed",
     "answer_tokens": "quartiles of the baseline's new tokens, including the stop token",
     "ended_by": "number of the baseline's texts that end at a stop token, or at max_new_tokens",
     "short": f"texts that a stop token ends within {FEW} tokens",
-    "repeating": "texts of 16 tokens or more of whose 4-grams less than half are distinct",
+    "repeating": "texts of 16 tokens or more in which less than half of the 4-grams are distinct",
 }
 
 
 def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
-    """Acceptance length, rates per depth, and the counts behind them; see `DEFINITIONS`."""
+    """Compute acceptance length, rates per depth, and the counts of these; see `DEFINITIONS`."""
     counts = np.concatenate([run.accept_counts for run in runs]).sum(axis=0)
     per_depth = acceptance_rate_per_depth(counts)
     return {
@@ -62,7 +62,7 @@ def count_accepted(runs: Sequence[Run]) -> dict[str, Any]:
 def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Describe the prompts and the baseline's answers for a report.
 
-    Each text has at least one token.
+    `texts` are the token ids of the answers, each with at least one token.
     """
     stopped = sum(text[-1] in asked.stop_tokens for text in texts)
     return {
@@ -76,7 +76,7 @@ def describe_answers(asked: EncodedPrompts, texts: Sequence[Sequence[int]]) -> d
 
 
 def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the result of `describe_answers`, and warn of short or repetitive answers."""
+    """Yield sentences on the result of `describe_answers`; warn of short or repetitive answers."""
     low, middle, high = said["answer_tokens"]
     stopped, limited = said["ended_by"].values()
     turns = "" if said["turns"] == 1 else f", up to {said['turns']} turns with its own answers"
@@ -92,14 +92,14 @@ def answer_lines(said: Mapping[str, Any]) -> Iterator[str]:
         )
     if 2 * said["repeating"] >= stopped + limited:
         yield (
-            f"Warning: {said['repeating']} of {stopped + limited} answers repeat themselves, which "
-            "any drafter predicts. Base models often do; for others use other prompts, stop=eos or "
-            "a temperature above 0."
+            f"Warning: {said['repeating']} of {stopped + limited} answers repeat themselves, so "
+            "any drafter predicts them. Base models often repeat themselves; with other models use "
+            "other prompts, stop=eos or a temperature above 0."
         )
 
 
 def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
-    """Index of the first new token that differs or is missing; None for equal texts."""
+    """Return the index of the first new token that differs or is missing; None for equal texts."""
     for index, (ours, theirs) in enumerate(zip_longest(tokens, expected)):
         if ours != theirs:
             return index
@@ -107,7 +107,7 @@ def first_divergence(tokens: Sequence[int], expected: Sequence[int]) -> int | No
 
 
 def quartiles(values: Float[np.ndarray, " n"]) -> list[float] | None:
-    """Quartiles (25%, 50%, 75%) of the values that are not NaN; None if all are NaN."""
+    """Return the quartiles (25%, 50%, 75%) of the values that are not NaN; None if all are NaN."""
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return None

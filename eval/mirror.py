@@ -1,4 +1,9 @@
-"""`python -m eval mirror`: how often a tree is ready ahead of time, and the time of a step."""
+"""`python -m eval mirror`: measure drafting the next trees while the target verifies.
+
+After some of the target's layers, its next tokens are guessed. For the likeliest guesses, the
+drafter drafts trees ahead. The measures are how often the next tree is ready, and the time of a
+step.
+"""
 
 import time
 from collections import Counter, defaultdict
@@ -33,14 +38,15 @@ from .report import describe_sampling, make_table, show, write_report
 
 DEFINITIONS = {
     "plain": "the same drafter and tree, drafted after each target call",
-    "fallback_rate": "by k: share of a row's steps, except the last, for which no tree would have "
-    "been ready. Decoding uses the largest k; a smaller k takes the first k guesses after every "
-    "node",
+    "fallback_rate": "for k guesses after every node: share of a row's steps, except the last, for "
+    "which no tree would have been ready. Decoding uses the largest k; a smaller k takes the first "
+    "k guesses",
     "waits_per_step": "drafter calls for which the target waited, over target calls; a batch waits "
     "if any of its rows has no tree",
-    "acceptance_length": "with the largest k. A drafter that reads only tokens accepts as much in "
-    "plain decoding; others read the hidden states behind the guess until the target has decided",
-    "equal": "whether the tokens equal those of plain decoding with the drafter",
+    "acceptance_length": "tokens per target call with the largest k. For a drafter that reads only "
+    "tokens, plain decoding has the same. Other drafters read the hidden states behind the guess "
+    "until the target has decided",
+    "equal": "whether the tokens equal those of plain decoding",
     "milliseconds": "medians over steps of each program, with the host waiting for it: now, a tree "
     "that the target waits for; begin, the first layers and the guess; complete, the other layers "
     "and the decision; ahead, the trees drafted ahead; pick, the choice of the tree that fits; "
@@ -51,31 +57,31 @@ DEFINITIONS = {
     "repeats",
     "overlapped": "whether the drafter has its own devices; otherwise a step takes the sum of all "
     "parts, and the law is a prediction",
-    "predicted_speedup": "of the law over plain, for drafters of other costs that guess as well: "
-    "drafting takes c target calls, both ahead and after, and a target call takes the plain step "
-    "less now",
+    "predicted_speedup": "speed-up of the law over plain decoding, by c, the cost of drafting in "
+    "target calls. The guesses are assumed equally good. Drafting takes c target calls both ahead "
+    "and after, and a target call takes the time of the plain step without now",
 }
 _TRANSFERS = ("send tree", "send guess", "send end")
 _COSTS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class MirrorSettings(RowSettings, TargetSettings):
-    """`python -m eval mirror`: measure drafting while the target verifies.
+    """The settings of `python -m eval mirror`: measure drafting while the target verifies.
 
     Attributes:
-      drafter: drafter as `redrafter_jax.load_drafter` takes it; None for prompt lookup alone, with
-        `tree.lookup_tokens`.
+      drafter: drafter that `redrafter_jax.load_drafter` can load; None for prompt lookup alone,
+        with `tree.lookup_tokens`.
       tree: draft tree.
       dtype: dtype of both models' parameters.
       sampling: sampling settings.
-      layers: target layers after which the target guesses its tokens, each in turn; None for a
-        quarter, half and three quarters of the layers.
+      layers: numbers of target layers after which the target's next tokens are guessed, each
+        measured in turn; None for a quarter, half and three quarters of the layers.
       candidates: numbers k of guesses after every node; decoding uses the largest.
       drafter_devices: number of devices for the drafter alone; 0 shares the target's devices.
       batch_size: number of prompts decoded together.
-      repeats: timed runs of the whole step and of its parts, in turns; 0 disables timing.
-      wait_milliseconds: additional time that the drafter waits in every call, to simulate a slower
-        drafter that takes no processor from the target.
+      repeats: number of timed runs of the whole step and of its parts; 0 disables timing.
+      wait_milliseconds: additional time that the drafter waits in every call. This simulates a
+        slower drafter that takes no processor from the target.
     """
 
     drafter: str | None = None
@@ -93,7 +99,7 @@ class MirrorSettings(RowSettings, TargetSettings):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Waiting(ModelDrafter):
-    """A model drafter that waits before it drafts."""
+    """A model drafter that waits for `seconds` before each draft."""
 
     seconds: float = field(default=0.0, metadata={"static": True})
 
@@ -117,10 +123,10 @@ class Waiting(ModelDrafter):
 
 
 class Stopwatch:
-    """Times of a step's programs, for `Mirror.watch`; the host waits for each program.
+    """A callback for `Mirror.watch` that times the programs of a step, waiting for each of them.
 
     Attributes:
-      seconds: seconds of each run of a program, by the program's name.
+      seconds: duration of each run of a program in seconds, by the program's name.
     """
 
     def __init__(self) -> None:
@@ -134,13 +140,13 @@ class Stopwatch:
         self._last = now
 
     def milliseconds(self) -> dict[str, float]:
-        """Median milliseconds per program; the three transfers of a step are summed."""
+        """Return the median milliseconds of each program; the three transfers are summed."""
         found = {name: 1000 * median(seconds) for name, seconds in self.seconds.items()}
         return found | {"transfers": sum(found.pop(name) for name in _TRANSFERS)}
 
 
 def measure_mirror(settings: MirrorSettings) -> None:
-    """Decode with every layer and number of candidates, and write the report.
+    """Decode with each of the layers, and write the report.
 
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
@@ -162,8 +168,9 @@ def measure_mirror(settings: MirrorSettings) -> None:
     if settings.wait_milliseconds:
         if not isinstance(drafter, ModelDrafter):
             raise InputError(
-                f"wait_milliseconds is {settings.wait_milliseconds:g}, but the drafter is no "
-                "model; use one, such as drafter=self:layers=2."
+                f"wait_milliseconds is {settings.wait_milliseconds:g}, but the drafter is not a "
+                "language model; use one, such as drafter=self:layers=2, or leave "
+                "wait_milliseconds out."
             )
         drafter = Waiting(drafter.model, seconds=settings.wait_milliseconds / 1000)
     plain = plain._replace(drafter=drafter)

@@ -1,4 +1,4 @@
-"""`python -m eval parity`: check that speculative texts equal the baseline's."""
+"""`python -m eval parity`: check that speculative decoding gives the baseline's texts."""
 
 import contextlib
 import sys
@@ -50,9 +50,13 @@ DEFINITIONS = metrics.DEFINITIONS | {
 
 
 class ComparedBatch(NamedTuple):
-    """A batch decoded by both methods.
+    """A batch that is decoded speculatively and by the baseline.
 
-    `divergences` has one entry per row, which is None if the texts are equal.
+    Attributes:
+      speculative: the speculative run.
+      baseline: the run of the baseline.
+      divergences: for each row, the first position at which the texts differ, with an explanation;
+        None if the texts are equal.
     """
 
     speculative: Run
@@ -63,7 +67,7 @@ class ComparedBatch(NamedTuple):
 def check_parity(settings: ParitySettings) -> None:
     """Decode every case with both methods in every dtype, and report where and why texts differ.
 
-    Exits with code 1 if a divergence is not a numerical tie.
+    The process exits with code 1 if a divergence is not a numerical tie.
 
     Raises:
       InputError: a file or a prompt cannot be used.
@@ -126,7 +130,15 @@ def _case(name: str) -> Generator[None]:
 def compare_batch(
     target: Target, drafter: LoadedHead | Drafter, tree: TreeConfig, batch: Batch, tolerance: float
 ) -> ComparedBatch:
-    """Decode a batch with both methods, and explain the first divergence of each row."""
+    """Decode a batch speculatively and by the baseline; explain the first divergence of each row.
+
+    Args:
+      target: the target.
+      drafter: the drafter.
+      tree: shape of the draft trees.
+      batch: the batch.
+      tolerance: largest gap between two logits that counts as a numerical tie.
+    """
     methods = baseline(target), drafting(target, drafter, tree)
     alone, speculative = (decode_batch(method, batch) for method in methods)
     texts = list(zip(alone.tokens, speculative.tokens, strict=True))

@@ -1,4 +1,4 @@
-"""`python -m eval plan`: whether a pair fits a GPU, and lower bounds on step times.
+"""`python -m eval plan`: whether target and drafter fit a GPU, and lower bounds on step times.
 
 Everything is computed from shapes: no weights are loaded, nothing runs, and no GPU is needed.
 """
@@ -49,24 +49,25 @@ DEFINITIONS = {
     "and its per-step outputs for the host; prefill is not included",
     "bound_milliseconds": "bytes that must be read / peak bandwidth: a lower bound on the time, "
     "not a measurement",
-    "baseline": "one target call on one token: every weight of the target once (of an untied "
-    "embedding only the tokens' rows) and the whole cache, with all slots full",
-    "verification": "one target call on N tokens: as the baseline, with more rows of the "
-    "embedding; activations and logits are not counted",
-    "draft": "drafting one tree. In each of R rounds, a head that drafts beams reads all of its "
-    "weights, or the target's head if it has none, and W rows of the embedding; the projection of "
-    "its context is read once. Weights that stay in the GPU's cache between rounds are counted "
-    "again. Of heads that draft independently, R are read once each",
+    "baseline": "one target call on one token of every row: every weight of the target once (of an "
+    "untied embedding only the tokens' rows) and the whole cache, with all slots full",
+    "verification": "one target call on the N nodes of every row: as the baseline, with more rows "
+    "of the embedding; activations and logits are not counted",
+    "draft": "drafting one tree of R rounds and W beams. In each round, a head that drafts beams "
+    "reads all of its weights, or the target's head if it has no output head, and W rows of the "
+    "embedding; the projection of its context is read once. Weights that stay in the GPU's cache "
+    "between rounds are counted again. Heads that draft independently are read once each, R heads "
+    "in all",
     "launches": "kernels and copies that a decode step launches, read from the compiled program; "
     "launches in a loop count once per iteration, and the copy that a small sort makes of its "
     "operand is not counted",
     "launches_in_a_layer": "difference between programs with more and with fewer layers, per layer",
-    "rows": "greedy; sampled, without filters; filtered, by top-k, top-p and min-p",
-    "moved_bytes": "operands and results of every launch, each once; only the slices or rows of an "
-    "operand that are read, and only the update of an array that is updated in place, for a kernel "
-    "that is not XLA's at most what it reads of other operands",
-    "least_bytes": "bytes that bound a step of the baseline, or of the tree with its draft, plus "
-    "the target's logits, written once and read once",
+    "rows": "greedy; sampled without filters; filtered by top-k, top-p and min-p",
+    "moved_bytes": "operands and results of every launch, each once. Of an operand, only the "
+    "slices or rows that are read count. Of an array that is updated in place, only the update "
+    "counts; for a kernel that is not XLA's, at most as many bytes as it reads of other operands",
+    "least_bytes": "bytes that a step must move at least: those of the baseline, or of draft and "
+    "verification, plus the target's logits, written once and read once",
     "milliseconds": "moved bytes / peak bandwidth + launches x launch_microseconds: the time of "
     "the program if every launch waited for the previous one and reached peak bandwidth; not a "
     "measurement",
@@ -76,10 +77,10 @@ DEFINITIONS = {
 
 
 def plan(settings: PlanSettings) -> None:
-    """Compute and print the needs and bounds of a pair on a GPU, and write them as JSON.
+    """Compute the memory that target and drafter need, and bounds on step times; write a report.
 
     Raises:
-      InputError: the pair, the mesh or the folder of the report cannot be used.
+      InputError: the models, the mesh or the folder of the report cannot be used.
     """
     tree, gpu, dtype = settings.tree, GPUS[settings.gpu], jnp.dtype(settings.dtype)
     target_config = settings.target.build()
@@ -107,7 +108,10 @@ def plan(settings: PlanSettings) -> None:
     except AotUnavailableError as error:
         reason = str(error)
         if settings.mesh.data * settings.mesh.model > 1:
-            raise InputError(f"Planning a mesh needs to compile for it: {reason}") from None
+            raise InputError(
+                f"mesh.data={settings.mesh.data} and mesh.model={settings.mesh.model} is a mesh of "
+                f"several GPUs, and planning it needs to compile for these GPUs. {reason}"
+            ) from None
     needs = {
         "target": bytes_of(target),
         "drafter": bytes_of(drafter),
@@ -148,7 +152,7 @@ def plan(settings: PlanSettings) -> None:
 
 
 def _compile(settings: PlanSettings, mesh: Mesh, drafter: LoadedHead | Drafter) -> dict[str, Both]:
-    """Compile the decode loops of the baseline and of the tree, with all layers and with few."""
+    """Compile the decode loops of the baseline and of the tree, for two numbers of layers."""
     config, tree = settings.target.build(), settings.tree
 
     def compile_layers(layers: int, drafter: Drafter, tree: TreeConfig | None) -> Compilation:
@@ -174,10 +178,10 @@ def _compile(settings: PlanSettings, mesh: Mesh, drafter: LoadedHead | Drafter) 
 def bytes_read(
     target: Target, drafter: LoadedHead, state: DecodeState, tree: TreeConfig
 ) -> dict[str, int]:
-    """The minimum bytes that a decode step with a full cache reads from one device's memory.
+    """Compute the minimum bytes that a decode step with a full cache reads per device.
 
     Returns:
-      The bytes of the "draft", of the "verification" and of a "baseline" target call.
+      The bytes of the "draft", of the "verification" and of a target call of the "baseline".
     """
     row_bytes = embedding_bytes(target, len(state.root) // data_shards(target.mesh))
     cache = bytes_of((state.cache.keys, state.cache.values))
@@ -189,13 +193,13 @@ def bytes_read(
 
 
 def embedding_bytes(target: Target, rows: int) -> int:
-    """Bytes of the embeddings of one token for each of `rows` rows."""
+    """Return the bytes of the embeddings of one token for each of `rows` rows."""
     table = jax.tree.leaves(target.params["embed_tokens"])
     return rows * sum(leaf.shape[1] * item_bits(leaf) for leaf in table) // 8
 
 
 def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
-    """Bytes of weights that a target call on N = `nodes` tokens of every row reads per device.
+    """Return the bytes of weights that a target call on `nodes` tokens per row reads per device.
 
     `row_bytes` is from `embedding_bytes`.
     """
@@ -205,7 +209,7 @@ def call_bytes(target: Target, nodes: int, row_bytes: int) -> int:
 
 
 def logits_bytes(target: Target, rows: int) -> int:
-    """Bytes of the logits of one node of every row per device, written once and read once."""
+    """Return the bytes per device of writing and reading the logits of one node of every row."""
     V, mesh = target.config.vocab_size, target.mesh
     parts = 1 if mesh is None or V % mesh.shape[MODEL] else mesh.shape[MODEL]
     return 2 * 4 * (rows // data_shards(mesh)) * (V // parts)
@@ -214,10 +218,11 @@ def logits_bytes(target: Target, rows: int) -> int:
 def draft_bytes(
     target: Target, drafter: LoadedHead | Drafter, tree: TreeConfig, row_bytes: int
 ) -> int:
-    """Bytes that drafting one tree for every row reads per device.
+    """Return the bytes that drafting one tree for every row reads per device.
 
-    The drafter's kind states how often each weight is read. Only those columns of the target's
-    vocabulary projection are read that belong to the draft vocabulary.
+    The record of the drafter's kind states how often each weight is read. Of the target's
+    vocabulary projection, only the columns of the draft vocabulary are read. `row_bytes` is from
+    `embedding_bytes`.
     """
     bound = as_drafter(drafter)
     [model] = bound.models
@@ -279,7 +284,7 @@ def _tables(report: dict[str, Any]) -> Iterator[RenderableType]:
     verdict = "It fits." if report["fits"] else "It does not fit."
     if report["temporaries_missing"]:
         yield f"temporaries are not computed: {report['temporaries_missing']}"
-        verdict = f"Without them: {verdict}"
+        verdict = f"Without temporaries: {verdict}"
     yield verdict
     yield make_table(
         f"Lower bounds per step at {report['gpu']['bandwidth'] / 1e12:g} TB/s",

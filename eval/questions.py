@@ -31,7 +31,14 @@ Answer = Callable[[EncodedPrompts], Texts]
 
 
 class FoundTarget(NamedTuple):
-    """A target whose weights are not loaded yet, with its chat template."""
+    """A target whose weights are not loaded yet.
+
+    Attributes:
+      settings: settings of the command.
+      mesh: mesh of devices; None for a single device.
+      files: files of the target.
+      template: the chat template of the prompts.
+    """
 
     settings: TargetSettings
     mesh: Mesh | None
@@ -52,7 +59,14 @@ def find_target(settings: TargetSettings) -> FoundTarget:
 
 
 class Questions(NamedTuple):
-    """The encoded first turns of all prompts, and the settings to encode later turns."""
+    """The encoded first turns of all prompts, and the settings for encoding later turns.
+
+    Attributes:
+      how: how turns are encoded.
+      rows: settings with the limits of the answers.
+      batch_size: number of rows that are decoded together; None for all rows.
+      first: the encoded first turns.
+    """
 
     how: PromptEncoding
     rows: RowSettings
@@ -67,7 +81,11 @@ class Questions(NamedTuple):
     ) -> EncodedPrompts:
         """Encode all turns; a later turn follows the baseline's answers to earlier turns.
 
-        `recall` may return stored answers instead of decoding them.
+        Args:
+          target: the loaded target, which writes these answers.
+          sampling: sampling settings of the answers.
+          recall: `recall(answer, asked)` returns the answers to the turn `asked`: stored answers,
+            or `answer(asked)`, which decodes them. None: all answers are decoded.
 
         Raises:
           InputError: a later turn does not fit after the earlier answers.
@@ -91,7 +109,12 @@ def read_questions(
 ) -> Questions:
     """Read the prompts, encode their first turns, and check that they fit the target and the mesh.
 
-    With `lengths`, prompts are plain texts of exactly these lengths, used in turn by the rows.
+    Args:
+      found: the target.
+      rows: which prompts are decoded, and the limits of their answers.
+      batch_size: number of rows that are decoded together; None for all rows.
+      lengths: exact prompt lengths, which the rows use in turn; prompts are then plain texts. None
+        leaves prompts as they are.
 
     Raises:
       InputError: the prompts cannot be used, or do not fit.

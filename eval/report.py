@@ -21,9 +21,9 @@ from redrafter_jax.settings.files import Settings
 def write_report(
     path: Path, measures: dict[str, Any], settings: Settings, definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write a JSON report of measures, definitions and settings, and return it.
+    """Write a JSON report of measures, definitions and settings, and return the report.
 
-    The report also has the device, the time and the versions.
+    The report also states the device, its peak memory, the time and the versions.
     """
     report = {
         **measures,
@@ -41,7 +41,7 @@ def write_report(
 
 
 def show(path: Path, *parts: RenderableType) -> None:
-    """Print the parts, then the path of the report."""
+    """Print the parts, then `path`, the path of the report."""
     console = Console()
     for part in parts:
         console.print(part, markup=False, highlight=False)
@@ -72,12 +72,12 @@ def make_table(
 
 
 def number(value: float | None, form: str) -> str:
-    """Format a number; a dash for None."""
+    """Format a number by a format specification; None becomes a dash."""
     return "-" if value is None else format(value, form)
 
 
 def describe_sampling(sampling: SamplingConfig) -> str:
-    """A short description of temperature and filters."""
+    """Describe temperature and filters in a few words."""
     if sampling.temperature == 0:
         return "greedy"
     filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
@@ -86,13 +86,13 @@ def describe_sampling(sampling: SamplingConfig) -> str:
 
 
 def describe_versions() -> dict[str, str | None]:
-    """Versions of Python and the numerical packages; None for packages that are not installed."""
+    """Return the versions of Python and of packages; None for a package that is not installed."""
     packages = ("redrafter-jax", "jax", "jaxlib", "flax", "numpy")
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
 
 def describe_device() -> str:
-    """The name and the number of the accelerators, or the processor and its usable cores."""
+    """Return the name and the number of the accelerators, or of the processor's usable cores."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return f"{jax.device_count()} x {device.device_kind}"

@@ -12,6 +12,6 @@ from redrafter_jax.types import Sampling
 
 
 def stack_sampling(config: TargetConfig, rows: Sequence[Request]) -> Sampling:
-    """Stack the sampling parameters of checked rows into NumPy arrays."""
+    """Stack the sampling parameters of rows from `check_batch` into NumPy arrays."""
     own = [row_arrays(config, row).sampling for row in rows]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *own)

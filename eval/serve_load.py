@@ -1,8 +1,7 @@
-"""`python -m eval serve-load`: latency of a server by request rate.
+"""`python -m eval serve-load`: latency of a server at different request rates.
 
-The load is open: requests arrive at random times, like those of independent users, whether or not
-earlier requests have been answered. A server that is too slow builds up a queue, which the
-latencies show.
+Requests arrive at random times, like those of independent users, whether or not earlier requests
+have been answered. If the server is too slow, a queue builds up and latencies rise.
 """
 
 import asyncio
@@ -31,7 +30,8 @@ DEFINITIONS = {
     "not cached them: methods are compared over many prompts, not prompt by prompt",
     "rate": "requests per second of a Poisson process, in which the gaps are independent",
     "sent": "number of requests",
-    "errors": "requests without a complete answer, by the server's error code or the exception",
+    "errors": "number of requests without a complete answer, by the server's error code or the "
+    "exception",
     "tokens_per_second": "tokens of complete answers per second from the first arrival to the last "
     "answer",
     "latency": "seconds from arrival to the end of the answer: percentiles 50, 90, 99",
@@ -45,7 +45,7 @@ _PERCENTILES = (50, 90, 99)
 
 
 def measure_load(settings: ServeLoadSettings) -> None:
-    """Send requests at every rate, with and without speculation in turns; write the report.
+    """Send requests at every rate, once with and once without speculation; write the report.
 
     Raises:
       InputError: the server cannot be reached, does not become ready or answers no request, or the
@@ -77,8 +77,8 @@ def measure_load(settings: ServeLoadSettings) -> None:
         kinds = sum((Counter(run["errors"]) for run in runs), Counter[str]())
         told = ", ".join(f"{kind} {count} times" for kind, count in kinds.most_common())
         raise InputError(
-            f"url={settings.url} answered none of {sum(kinds.values())} requests ({told}); see the "
-            "server's log."
+            f"url={settings.url} answered none of {sum(kinds.values())} requests ({told}); find "
+            "the cause in the server's log."
         )
     path = settings.report_dir / "serve_load.json"
     speedups = [rate._asdict() for rate in compare_rates(runs)]
@@ -91,7 +91,7 @@ def measure_load(settings: ServeLoadSettings) -> None:
 
 
 def summarize(answers: Sequence[RequestResult], seconds: float) -> dict[str, Any]:
-    """Compute the measures of one rate; see `DEFINITIONS`.
+    """Compute the measures of one method at one rate; see `DEFINITIONS`.
 
     Args:
       answers: results of all requests.

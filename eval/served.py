@@ -17,7 +17,7 @@ DEFINITION = {
     "median seconds per token of an answer, from arrival to end, over the median with "
     f"speculation, and the {_LEVEL:.0%} percentile interval of a bootstrap of {_RESAMPLES} "
     "samples, in which the answers of the two methods are drawn independently",
-    "verdict": "verdict on speculation at these rates, and on the drafter that gains",
+    "verdict": "verdict on speculation at these rates, and whether a head or prompt lookup gains",
 }
 
 
@@ -44,10 +44,10 @@ class Rate(NamedTuple):
 
 
 def compare_rates(runs: Sequence[Mapping[str, Any]]) -> list[Rate]:
-    """Compare the methods at every rate with enough complete answers of both, lowest rate first.
+    """Compare decoding with and without speculation at each rate, lowest rate first.
 
-    `runs` are the runs of the report, with `rate`, `method` and `answers`. Enough answers are
-    `FEWEST_TEXTS`.
+    A rate is left out if one of the methods has fewer than `FEWEST_TEXTS` complete answers. `runs`
+    are the runs of the report, with `rate`, `method` and `answers`.
     """
     found = []
     for rate in sorted({run["rate"] for run in runs}):
@@ -72,7 +72,7 @@ def compare_rates(runs: Sequence[Mapping[str, Any]]) -> list[Rate]:
 
 
 def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Say in a sentence whether, where and why speculation answers sooner, and what to do next."""
+    """Say in a sentence at which rates speculation answers sooner, why, and what to do next."""
     answers = [answer for run in runs for answer in run["answers"]]
     whole = [answer for answer in answers if answer["error"] is None]
     rates = compare_rates(runs)
@@ -112,9 +112,9 @@ def _judge(kinds: set[Kind], accepts: bool, by_lookup: bool) -> tuple[str, str]:
     lookup = ", by prompt lookup, not by a head" if by_lookup else ""
     if "faster" in kinds and accepts:
         if "slower" in kinds:
-            then = "`eval tune` finds trees for each number of requests that decode together"
+            then = "find a tree for each number of requests that decode together with `eval tune`"
             return f"Faster at some rates{lookup}, and slower at others", then
-        then = "no head is needed: serve with --no-drafter --lookup-tokens" if by_lookup else ""
+        then = "no head is needed: serve with --no-drafter --lookup-tokens N" if by_lookup else ""
         return f"Faster{lookup}", then or "serve with the drafter"
     if "slower" in kinds:
         then = "serve with --no-drafter, or let `eval tune` look for smaller trees"
@@ -148,6 +148,6 @@ def _unanswered(runs: Sequence[Mapping[str, Any]]) -> str:
         return ""
     total = sum(run["sent"] for run in runs)
     return (
-        f"; {sum(lost.values())} of {total} requests had no whole answer, from {rates[0]:g} "
-        "requests/s on, and count in no figure"
+        f"; {sum(lost.values())} of {total} requests, from {rates[0]:g} requests/s on, had no "
+        "whole answer and are not included in any figure"
     )

@@ -1,4 +1,4 @@
-"""Settings of the commands that need only the shapes of a pair."""
+"""Settings of the commands that need only the shapes of target and drafter."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +23,8 @@ from .trees import TreeGrid
 class TargetShape(BuildableSettings):
     """The fields of `redrafter_jax.TargetConfig` that determine time and memory.
 
-    A string is the folder or hub id of a model, whose `config.json` gives the shape.
+    In settings, the folder or hub id of a model may stand in place of the fields; its `config.json`
+    gives the shape.
     """
 
     vocab_size: PositiveInt
@@ -49,14 +50,14 @@ class TargetShape(BuildableSettings):
         return {name: getattr(config, name) for name in cls.model_fields}
 
     def build(self) -> TargetConfig:
-        """Build the library's configuration."""
+        """Build the target's configuration; fields without effect on time get fixed values."""
         return TargetConfig(
             **self.model_dump(), rope_theta=10000.0, rms_norm_eps=1e-5, eos_token_ids=()
         )
 
 
 class PairShape(Settings):
-    """The shapes of a pair, with random weights or none.
+    """The shapes of a target and a drafter, for commands that load no weights.
 
     Attributes:
       target: shape of the target, or its folder or hub id.
@@ -71,21 +72,21 @@ class PairShape(Settings):
     report_dir: Path
 
     def drafter_config(self, rounds: int) -> HeadConfig:
-        """Configuration of a drafter for this target that drafts R = `rounds` tokens."""
+        """Build the configuration of a drafter for this target that drafts R = `rounds` tokens."""
         return self.drafter.build_for(self.target.build(), rounds)
 
 
 class PlanSettings(PairShape):
-    """The settings of `python -m eval plan`: plan a pair on a GPU.
+    """The settings of `python -m eval plan`: memory and step times on a GPU, from shapes alone.
 
     Attributes:
       tree: draft tree.
       quantize: format of the target's matrices, "int8", "int4" or "fp8"; the embedding and the head
-        then have the format int8.
-      quantize_drafter: format of the drafter's matrices.
+        then have the format int8. None: not quantized.
+      quantize_drafter: format of the drafter's matrices; None: not quantized.
       batch_size: number of rows decoded together.
       gpu: name of a GPU in `pallas_kernels.gpus`.
-      slots: cache slots per row.
+      slots: number of cache slots per row, one per token.
       mesh: GPUs that share the work.
       launch_microseconds: time between two dependent launches; the default was measured on an H100
         with a CUDA graph, in Hazy Research's "Look Ma, No Bubbles!" (May 2025).
@@ -106,12 +107,15 @@ class StepsSettings(PairShape):
 
     Attributes:
       trees: grids of draft trees.
-      batch_sizes: numbers of rows decoded together, each in turn.
-      slots: numbers of cache slots per row, each in turn; `generate` allocates multiples of 256.
+      batch_sizes: numbers of rows decoded together, each measured in turn.
+      slots: numbers of cache slots per row, each measured in turn; `generate` allocates multiples
+        of 256.
       samplings: sampling settings, each measured in turn and compared with the first.
-      steps: iterations per timed run of a whole step, of propose and of verify.
-      short_turns: iterations per timed run of finish and of the noise, which may take microseconds.
-      repeats: number of timed runs of each part, interleaved.
+      steps: number of iterations per timed run of a whole step, of propose (drafting) and of verify
+        (the target call).
+      short_turns: number of iterations per timed run of finish (the choice of the accepted tokens)
+        and of the sampling noise, which may take only microseconds.
+      repeats: number of timed runs of each part.
     """
 
     trees: list[TreeGrid] = Field(default=[TreeGrid()], min_length=1)

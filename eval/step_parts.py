@@ -1,8 +1,8 @@
 """The parts of a decode step as separate programs, timed over many iterations.
 
-The parts of `redrafter_jax.decoding.step` are propose, verify, finish (with the drafter's reading
-of the path) and the noise. They run on the arrays of a real step and are timed beside the whole
-step and the baseline's step.
+The parts, from `redrafter_jax.decoding.step`, are propose (drafting), verify (the target call),
+finish (the accepted path, and the drafter's reading of it) and the sampling noise. They run on the
+arrays of a whole step. The whole step and the baseline's step are timed too.
 """
 
 import time
@@ -36,7 +36,13 @@ Timing = Literal[StepPart, "step", "baseline"]
 
 
 class StepArrays(NamedTuple):
-    """Arrays that the parts of one step pass to each other."""
+    """Arrays that the parts of one step pass to each other.
+
+    Attributes:
+      noise: sampling noise of the P positions that the step may decide.
+      drafted: the draft tree.
+      verified: the target's outputs at the nodes of the tree.
+    """
 
     noise: Float[Array, "B P V"]
     drafted: TokenTree
@@ -46,7 +52,7 @@ class StepArrays(NamedTuple):
 def begin_step(
     target: Target, drafter: Drafter, state: DecodeState, *, tree: TreeConfig
 ) -> StepArrays:
-    """Run the noise, propose and verify of a step."""
+    """Run the parts of a step before finish: the noise, propose and verify."""
     decoder = target.merge()
     noise = step_noise(state, longest_path(tree), target.config.vocab_size)
     drafted = propose(decoder, drafter, state, noise, tree)
@@ -68,9 +74,10 @@ def run_part(
 ) -> tuple[DecodeState, StepArrays]:
     """Run a part `turns` times on the same arrays; return the arrays after the last iteration.
 
-    The drafter must be prepared. `state` and `between`, from `begin_step`, are donated. Only
-    `finish` changes the state: give it rows that are done, for which it does the same work but uses
-    no slots.
+    `drafter` is the result of `Drafter.prepare`, and `between` that of `begin_step`. `state` and
+    `between` are donated. Only the part "finish" changes the state. For this part, all rows should
+    be done: finish does the same work for such rows but uses no cache slots. `zero` is the
+    argument of `repeat`.
     """
     decoder = target.merge()
 
@@ -104,10 +111,15 @@ def run_part(
 
 @dataclass
 class StepTimer:
-    """Timed runs on one cache, in which each run donates its state to the next.
+    """Timed runs on one cache: each run donates its state to the next.
 
-    The drafter must be prepared. A run begins with `cached` tokens in the cache of every row, and
-    needs `slots_needed` further slots. `between` is None before the first run of a part.
+    Attributes:
+      target: the target.
+      drafter: the drafter, from `Drafter.prepare`.
+      tree: shape of the draft trees.
+      state: decode state; its cache has at least `slots_needed` slots more than `cached`.
+      cached: number of tokens in the cache of every row when a run begins.
+      between: arrays that the parts pass to each other; None before the first run.
     """
 
     target: Target
@@ -118,7 +130,7 @@ class StepTimer:
     between: StepArrays | None = None
 
     def seconds(self, part: Timing, turns: int, sampling: Sampling) -> float:
-        """Seconds per iteration of a run of `turns` iterations."""
+        """Time a run of `turns` iterations of a part; return the seconds per iteration."""
         # The baseline passes on the drafter's part of the state without reading it.
         drafter, tree = (RootOnly(), None) if part == "baseline" else (self.drafter, self.tree)
         state = reset_state(self.state, self.cached, sampling, done=part == "finish")
@@ -157,10 +169,22 @@ def time_parts(
     cached: int,
     repeats: int,
 ) -> list[dict[Timing, Float[np.ndarray, " repeats"]]]:
-    """Time all parts under every sampling, in turns; return the seconds per iteration.
+    """Time all parts of a step under every sampling.
 
-    `turns` maps each part to the number of iterations of a run. A run begins with `cached` tokens
-    in the cache of every row.
+    Args:
+      target: the target.
+      drafter: the drafter.
+      tree: shape of the draft trees.
+      samplings: sampling settings.
+      batch_size: B, number of rows.
+      slots: S, number of cache slots per row.
+      turns: number of iterations of a run, for each part.
+      cached: number of tokens in the cache of every row when a run begins.
+      repeats: number of timed runs of each part under each sampling. One run of every part under
+        every sampling comes before the next repeat.
+
+    Returns:
+      For each sampling, the seconds per iteration of every run, by part.
     """
     state = random_state(target, drafter, batch_size, slots)
     timer = StepTimer(target, drafter.prepare(Lender(target)), tree, state, cached)
@@ -182,7 +206,7 @@ def time_parts(
 
 
 def slots_needed(steps: int, max_path: int) -> int:
-    """Free slots that a row needs for `steps` steps with paths of up to P = `max_path` tokens.
+    """Return the free slots that a row needs for `steps` steps of up to P = `max_path` tokens each.
 
     The last step writes P slots beyond its path, and the token buffer is one token ahead of the
     cache.
@@ -191,7 +215,10 @@ def slots_needed(steps: int, max_path: int) -> int:
 
 
 def reset_state(state: DecodeState, cached: int, sampling: Sampling, *, done: bool) -> DecodeState:
-    """Reset the state to `cached` tokens in every row; its other arrays are reused."""
+    """Return the state with `cached` tokens in every row; all other arrays are reused.
+
+    `sampling` are the sampling settings of the rows, and `done` whether the rows are done.
+    """
     B = len(state.root)
     return state._replace(
         cache=state.cache._replace(lengths=jnp.full(B, cached, jnp.int32)),

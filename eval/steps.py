@@ -1,8 +1,8 @@
-"""`python -m eval steps`: cost of a decode step and its parts, in baseline steps.
+"""`python -m eval steps`: cost of a decode step and its parts, in steps of the baseline.
 
-The models have the shapes of a real pair and random weights. For each tree, batch size and cache
-size, all parts and both whole steps are timed in turns under every sampling on the same cache, so
-that a slow moment of the machine affects all of them.
+The models have the shapes of a real target and drafter, and random weights. For each tree, batch
+size and cache size, all parts and both whole steps are timed under every sampling on the same
+cache. The timed runs are interleaved, so that a slow moment of the machine affects all of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,11 +30,11 @@ from .trees import TREE, build_all
 
 DEFINITIONS = {
     "milliseconds": "lower quartile, median and upper quartile over repeats, per iteration",
-    "in_baseline_steps": "quartiles over repeats of the time over that of the baseline step under "
-    "the same sampling in the same repeat; for the whole step, this is the acceptance length below "
-    "which speculation gains nothing",
-    "over_first_sampling": "quartiles over repeats of the step's time over that under the first "
-    "sampling in the same repeat",
+    "in_baseline_steps": "quartiles over repeats of the time, divided by the time of the baseline "
+    "step under the same sampling in the same repeat; for the whole step, this is the acceptance "
+    "length below which speculation gains nothing",
+    "over_first_sampling": "quartiles over repeats of the step's time, divided by its time under "
+    "the first sampling in the same repeat",
     "propose": "drafting the tree, including prompt lookup",
     "verify": "one target call over the tree",
     "finish": "the target's choice at every node, the accepted path, its commit to the cache, and "
@@ -84,7 +84,10 @@ def measure(
     slots: int,
     settings: StepsSettings,
 ) -> Iterator[dict[str, Any]]:
-    """Time every part and both whole steps, and yield a row of the report for each sampling."""
+    """Time every part, the whole step and the baseline's step of one tree, batch and cache size.
+
+    Yields a row of the report for each sampling.
+    """
     # The largest number of tokens that leaves room for a run.
     cached = slots - slots_needed(settings.steps, tree.max_path)
     short: dict[Timing, int] = dict.fromkeys(("finish", "noise"), settings.short_turns)

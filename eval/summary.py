@@ -20,35 +20,36 @@ _RESAMPLES, _LEVEL = 9999, 0.95
 DEFINITIONS = metrics.DEFINITIONS | {
     "tokens_per_second": "median over all runs of new tokens / wall time of the whole call, "
     "including prefill and the transfer to the host, without compilation; for a prompt or "
-    "category, its own tokens / the time of its whole batch; all times are null without the clock",
+    "category, its own tokens / the time of its whole batch; all times are null with clock=false",
     "speedup": "median over all (batch, repeat) turns of the ratio to the baseline's tokens per "
     "second; the runs of a turn directly follow each other",
-    "speedup_quartiles": "25% and 75%",
+    "speedup_quartiles": "25% and 75% quartiles of the ratios of which `speedup` is the median",
     "timed_turns": "number of timed turns in which both methods decoded at least one token",
-    "timed_turns_faster": "number of these in which the method was faster than the baseline",
+    "timed_turns_faster": "number of these turns in which the method was faster than the baseline",
     "speedup_interval": f"{_LEVEL:.0%} percentile interval of the median speed-up by a paired "
-    f"bootstrap of {_RESAMPLES} samples: batches, which are single prompts at batch size 1, are "
-    "resampled with the runs of all methods in them, so that the interval shows how far other "
-    "prompts of this kind may differ",
-    "acceptance_interval": "the same of the acceptance length, over prompts",
-    "decode_only": "the same without prefill and the first token, which prefill decides",
+    f"bootstrap of {_RESAMPLES} samples. Batches, which are single prompts at batch size 1, are "
+    "resampled with the runs of all methods in them. So the interval shows how far other prompts "
+    "of this kind may differ",
+    "acceptance_interval": "interval of the acceptance length, by a bootstrap over prompts",
+    "decode_only": "the same measures without prefill and the first token, which prefill decides",
     "milliseconds_per_target_call": "median over runs of decode time / decode steps of the batch; "
     "includes drafting",
-    "verdict": "verdict on the fastest drafting method, and on the drafter that gains; without the "
-    "clock, on the method with the largest acceptance length",
+    "verdict": "verdict on the fastest drafting method, and whether the head or prompt lookup "
+    "gains; with clock=false, the method with the largest acceptance length",
 }
 # Advice for each kind of verdict.
 _NEXT = {
     "faster": "`eval tune` finds the fastest tree for this device",
-    "slower": "decode without it, train the head on more tokens, or let `eval tune` look for a "
-    "smaller tree",
-    "no difference": "more prompts or repeats tell more, and `eval tune` looks for a better tree",
+    "slower": "decode without drafting, train the head on more tokens, or search for a smaller "
+    "tree with `eval tune`",
+    "no difference": "measure with more prompts or repeats, or search for a better tree with `eval "
+    "tune`",
     "too little data": "give more prompts or repeats, or smaller batches, with answers of more "
     "tokens that do not repeat themselves",
 }
 _NO_TREE = (
-    "By the drafter's table no drafting is the fastest: `eval tune` makes it anew, or state a "
-    "tree as drafters.NAME.tree."
+    "By the drafter's table, decoding without drafting is fastest; measure the table again with "
+    "`eval tune`, or state a tree as drafters.NAME.tree."
 )
 # Fields of every run in the report.
 _RUN = ("new_tokens", "prefill_seconds", "decode_seconds")
@@ -58,8 +59,8 @@ class Way(NamedTuple):
     """A drafting method: a drafter and a tree.
 
     Attributes:
-      drafter: folder or hub id; None for prompt lookup alone.
-      tree: draft tree; None for the baseline, which a drafter's table may choose too.
+      drafter: folder or hub id of the drafter; None for prompt lookup alone, or for the baseline.
+      tree: draft tree; None for the baseline, which a drafter's table of trees may also choose.
     """
 
     drafter: str | None
@@ -67,7 +68,13 @@ class Way(NamedTuple):
 
 
 def summarize(asked: EncodedPrompts, batch_size: int, turns: Sequence[TimedTurn]) -> dict[str, Any]:
-    """Compute the measures of every method: over all prompts, per category and per prompt."""
+    """Compute the measures of every method: over all prompts, per category and per prompt.
+
+    Args:
+      asked: the encoded prompts.
+      batch_size: number of prompts in a batch; the last batch may be smaller.
+      turns: the timed turns of all batches.
+    """
     prompts = asked.prompts
 
     def measures(indices: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -212,7 +219,13 @@ def _interval(samples: Sequence[Float[np.ndarray, " n"]], statistic: Any) -> lis
 
 
 def judge_case(case: Mapping[str, Any], ways: Mapping[str, Way], timed: bool) -> dict[str, Any]:
-    """Judge the drafting methods under one sampling, for the report."""
+    """Judge the drafting methods under one sampling, for the report.
+
+    Args:
+      case: the measures, from `summarize`.
+      ways: the methods by name.
+      timed: whether the runs were timed.
+    """
     ways = {name: way for name, way in ways.items() if way.tree is not None}
     if not ways:
         return {"kind": "no tree", "method": BASELINE, "sentence": _NO_TREE}
@@ -243,14 +256,14 @@ def _most_accepted(lengths: Mapping[str, float]) -> dict[str, Any]:
     """The result if nothing is timed: the method with the largest acceptance length."""
     best = max(lengths, key=lambda name: lengths[name])
     sentence = (
-        f"Most accepted: {best!r} gains {lengths[best]:.2f} tokens per target call; whether it is "
-        "faster only the clock tells."
+        f"Most accepted: {best!r} gains {lengths[best]:.2f} tokens per target call; measure with "
+        "clock=true whether it is faster."
     )
     return {"kind": "not timed", "method": best, "sentence": sentence}
 
 
 def lookup_lines(case: Mapping[str, Any]) -> Iterator[str]:
-    """Warn of methods with a head whose accepted tokens mostly come from prompt lookup."""
+    """Yield a warning for each method with a head for which prompt lookup proposed most tokens."""
     for name, way in case["ways"].items():
         accepted = case["methods"][name]["accepted_by"]
         share = accepted.get(LOOKUP, 0) / max(sum(accepted.values()), 1)

@@ -43,11 +43,11 @@ _CSV = (
     *("target_calls", "identical"),
 )
 LEGEND = (
-    "speedup: median ratio to the baseline in paired runs; decode, decode only: without prefill. "
-    "acceptance: tokens per target call; lookup, by source: those proposed by this source. rate "
-    "per depth: share of drafts accepted, given an accepted parent. drafted: tokens per step. MB: "
-    "minimum read per step. calls: target calls. identical: texts equal to the baseline's. See "
-    "docs/evaluation.md."
+    "speedup: median ratio to the baseline in paired runs; decode, decode only: speedup without "
+    "prefill. acceptance: tokens per target call; lookup, by source: accepted tokens per target "
+    "call that this source proposed. rate per depth: share of drafts accepted, given an accepted "
+    "parent. drafted: drafted tokens per step. MB: minimum read per step. calls: target calls. "
+    "identical: texts equal to the baseline's. See docs/evaluation.md."
 )
 _PREFILL = (
     "Speeds are of the whole call, including prefill and the transfer to the host, without "
@@ -71,8 +71,8 @@ def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield the tables for the terminal.
 
     There is a table for each sampling over all prompts, and one by category if there are several
-    categories. Without the clock, a single table has a column of acceptance lengths for each
-    sampling.
+    categories. If nothing was timed, there is a single table, with a column of acceptance lengths
+    for each sampling.
     """
     cases = report["samplings"]
     if not report["config"]["clock"]:
@@ -107,9 +107,12 @@ def screen(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def page(report: Mapping[str, Any], title: str, notes: Mapping[str, Sequence[str]]) -> str:
-    """Write a Markdown page with all tables and with the conditions of the measurement.
+    """Return a Markdown page with all tables and with the conditions of the measurement.
 
-    `notes` maps each sampling to its notes.
+    Args:
+      report: the report.
+      title: first line of the page.
+      notes: lines to print above the table of each sampling, by its description.
     """
     cases, config = report["samplings"], report["config"]
     lines = [title, ""]
@@ -214,7 +217,7 @@ def _interval(ends: Sequence[float] | None) -> str:
 
 
 def as_csv(report: Mapping[str, Any]) -> str:
-    """Write CSV with a row per sampling, category and method.
+    """Return a CSV text with a row per sampling, category and method.
 
     The category is "" for all prompts, and a cell is "" if its value is unknown.
     """
@@ -239,7 +242,7 @@ def as_csv(report: Mapping[str, Any]) -> str:
 
 
 def as_latex(report: Mapping[str, Any]) -> str:
-    """A LaTeX `tabular` over all prompts, which needs the package booktabs."""
+    """Return a LaTeX `tabular` of the measures over all prompts; it needs the package booktabs."""
     lines = [
         r"% \usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * len(_LATEX)}}}",

@@ -1,4 +1,8 @@
-"""Numerical ties: the target's scores at the token where two texts diverge."""
+"""Numerical ties: whether rounding explains that two texts diverge at a token.
+
+A score is a logit divided by the temperature, plus the sampling noise. The target chooses the token
+with the largest score among those that the filters keep.
+"""
 
 from typing import Any, NamedTuple
 
@@ -22,12 +26,12 @@ from .row_sampling import stack_sampling
 
 
 class Scores(NamedTuple):
-    """The scores from which the target chooses a row's next token.
+    """The numbers from which the target chooses a row's next token.
 
     Attributes:
       logits: the target's logits.
-      noise: sampling noise of the token's position.
-      sampling: sampling parameters of this row, B = 1.
+      noise: sampling noise of the token's position; 0 for greedy rows.
+      sampling: sampling parameters of this row, as arrays with B = 1 row.
     """
 
     logits: Float[np.ndarray, " V"]
@@ -36,16 +40,16 @@ class Scores(NamedTuple):
 
     @property
     def temperature(self) -> float:
-        """The divisor of the logits; 1 for greedy rows."""
+        """The number by which logits are divided; 1 for greedy rows."""
         return float(self.sampling.temperature[0]) or 1.0
 
     @property
     def unfiltered(self) -> Float[np.ndarray, " V"]:
-        """The scores before filters; the largest score that filters keep is chosen."""
+        """The scores of all tokens, before the filters drop any."""
         return self.logits / self.temperature + self.noise
 
     def keeps(self, by: Float[np.ndarray, " V"] | float = 0.0) -> Bool[np.ndarray, " V"]:
-        """The mask of the tokens that the filters keep if `by` is added to the logits."""
+        """Return the mask of the tokens that the filters keep if `by` is added to the logits."""
         moved = jnp.asarray(self.logits + by, jnp.float32)[None, None]
         # Without `jit`, the filter would compile its branches in every call.
         return np.isfinite(jax.jit(filter_logits)(moved, self.sampling)[0, 0])
@@ -53,11 +57,12 @@ class Scores(NamedTuple):
     def may_choose(self, token: int, tolerance: float) -> bool:
         """Whether the token may be chosen if rounding moves each logit by at most the tolerance.
 
-        Filters keep the tokens with the largest logits, and the kept token with the largest score
-        is chosen; scores include the noise. So rounding must do two things at once: keep this token
-        among those that the filters keep, and drop every token whose score stays larger. Each is
-        tested by a perturbation of its own. One perturbation does both if it can also raise this
-        token's logit to the largest logit of the tokens to drop, which is tested last.
+        The filters keep the tokens with the largest logits, and the kept token with the largest
+        score is chosen. So rounding must do two things at once: the filters must keep this token,
+        and they must drop every token whose score is larger by more than the tolerance over the
+        temperature. Each of the two is tested with its own perturbation of the logits. A single
+        perturbation can do both if it can also raise this token's logit to the largest logit of the
+        tokens to drop. This is tested last.
         """
         logits, scores = self.logits, self.unfiltered
         if not self.keeps(np.where(logits > logits[token], -tolerance, tolerance))[token]:
@@ -72,7 +77,7 @@ class Scores(NamedTuple):
 
 
 def score(target: Target, batch: Batch) -> list[Scores]:
-    """Compute the scores of the token after each prompt."""
+    """Compute the scores of the token after each prompt of a batch."""
     rows = check_batch(target.config, batch)
     lengths = np.asarray([len(row.prompt) for row in rows], np.int32)
     # Pad to whole chunks, plus the token after the last one.
@@ -97,7 +102,7 @@ def score(target: Target, batch: Batch) -> list[Scores]:
 def _score(
     target: Target, tokens: Int[Array, "B Splus1"], lengths: Int[Array, " B"], sampling: Sampling
 ) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-    """The logits and the noise of the token after each prompt."""
+    """Compute the logits and the noise of the token after each prompt."""
     decoder, V = target.merge(), target.config.vocab_size
     B, S = tokens.shape[0], tokens.shape[1] - 1
     C = min(chunk_length(), S)
@@ -119,9 +124,16 @@ def _score(
 def explain(
     seen: Scores, token: int | None, speculative_token: int | None, tolerance: float
 ) -> dict[str, Any]:
-    """Explain the first divergence of two texts; a token is None if its text has ended.
+    """Explain the first divergence of two texts.
 
-    The tolerance is in logits, which are the scores times the temperature.
+    Args:
+      seen: the target's scores at the first divergence.
+      token: the token of the baseline's text; None if this text has ended.
+      speculative_token: the token of the speculative text; None if this text has ended.
+      tolerance: the tolerance in logits; see `eval.config.Tolerances`.
+
+    Returns:
+      The fields "gap", "filtered" and "tie"; see `eval.parity.DEFINITIONS`.
     """
     if token is None or speculative_token is None:
         return {"gap": None, "filtered": False, "tie": False}

@@ -1,4 +1,4 @@
-"""Grids of trees in settings, and the fields that identify trees in tables."""
+"""Grids of draft trees in settings, and the fields that identify trees in tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,10 @@ TREE = {
 
 
 def tree_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The columns for the sizes in `TREE`, and for other fields that differ between rows."""
+    """Return the columns, by field, that distinguish the trees of `rows` in a table.
+
+    These are the sizes, whose column names are one letter, and all other fields that differ.
+    """
     differs = {name: len({row[name] for row in rows}) > 1 for name in TREE}
     return {name: word for name, word in TREE.items() if differs[name] or len(word) == 1}
 
@@ -56,9 +59,10 @@ type Values[T] = Annotated[list[T], BeforeValidator(_as_list)]
 
 
 class TreeGrid(BuildableSettings):
-    """A grid of trees: every combination of `TreeConfig` fields, each a value or a list of values.
+    """A grid of trees: every combination of the given values of `TreeConfig` fields.
 
-    The first field varies slowest; `static_tree` is a single value.
+    Each field is a value or a list of values; only `static_tree` is always a single value. The
+    first field varies slowest.
     """
 
     beam_width: Values[int] = [TreeConfig.beam_width]
@@ -75,7 +79,7 @@ class TreeGrid(BuildableSettings):
     )
 
     def build(self) -> list[TreeConfig]:
-        """Build the distinct trees of the grid, with their budget as `num_nodes`."""
+        """Build the distinct trees of the grid, normalized by `with_budget`."""
         lists = {name: value if isinstance(value, list) else [value] for name, value in self}
         trees = (
             TreeConfig(**dict(zip(lists, one, strict=True))) for one in product(*lists.values())
@@ -84,7 +88,11 @@ class TreeGrid(BuildableSettings):
 
 
 def with_budget(tree: TreeConfig) -> TreeConfig:
-    """Normalize a tree: set `num_nodes` to its budget, and `rerank` only if it has an effect."""
+    """Normalize a tree, so that equal trees have equal fields.
+
+    `num_nodes` becomes the number of nodes N, and `rerank` is set only if it has an effect. A tree
+    of given paths is unchanged.
+    """
     if isinstance(tree.static_tree, tuple):  # its paths are its nodes
         return tree
     rerank = tree.extensions > tree.beam_width

@@ -1,7 +1,8 @@
 """`python -m eval tune`: write the fastest tree for each batch size and temperature to a file.
 
-Trees and the baseline decode the prompts in turns. Fast trees take more turns, and similar trees
-join (see `halving.py`). Nothing is predicted, so this works for every kind of drafter.
+In a turn, several trees and the baseline decode the same batch of prompts, one directly after the
+other. Fast trees take more turns, and trees similar to them are added (see `halving.py`). All
+speeds are measured, so this works for every kind of drafter.
 """
 
 import math
@@ -37,7 +38,7 @@ from .tuned import Candidate, choose, table, verdict
 
 DEFINITIONS = {
     "acceptance_length": "mean tokens gained per target call, bonus token included, over the turns",
-    "cost": "cost of a decode step in baseline steps: median over turns",
+    "cost": "time of a decode step / time of a baseline step: median over turns",
     "predicted": "predicted speed-up: acceptance length / cost",
     "turns": "number of turns, in which the tree and the baseline decode a batch one after the "
     "other",
@@ -59,13 +60,15 @@ _TURNS = 8
 
 
 def tune(settings: TuneSettings) -> None:
-    """Measure trees, and write the table and a report.
+    """Measure trees, and write the table of the fastest trees and a report.
 
     Raises:
       InputError: a setting, a file or a prompt cannot be used.
     """
     if settings.mesh.build() is not None:
-        raise InputError("eval tune measures one device; leave mesh out and start one process.")
+        raise InputError(
+            "eval tune measures one device; leave mesh out and start it as a single process."
+        )
     started = time.perf_counter()
     trees = build_all(settings.trees)
     output = _output(settings)
@@ -137,7 +140,7 @@ def tune(settings: TuneSettings) -> None:
     write_report(path, measures, settings, DEFINITIONS)
     notes = [f"Prompts were asked with the chat template: {found.template.name}."]
     if cut_short:
-        notes.append(f"There was time for: {'; '.join(cut_short)}.")
+        notes.append(f"The time limit allowed only: {'; '.join(cut_short)}.")
     if left_out:
         notes.append(f"No time was left for: {'; '.join(left_out)}.")
     show(path, table(rows), _LEGEND, *notes, f"The trees: {output}")
@@ -145,7 +148,7 @@ def tune(settings: TuneSettings) -> None:
 
 
 class _Pair:
-    """Measurements of the pair on the prompts at one batch size and sampling."""
+    """Measurements of a target and a drafter at one batch size and sampling."""
 
     def __init__(
         self,
@@ -177,10 +180,10 @@ class _Pair:
         entrants: Sequence[TreeConfig],
         seconds: float | None,
     ) -> list[Candidate]:
-        """Search for the fastest tree within `seconds`, if given; return the measured trees.
+        """Search for the fastest tree; return the measured trees. See `find_fastest`.
 
-        With 0 seconds or less, one tree is measured in the minimum number of turns. A compilation
-        that has begun is finished. See `halving`.
+        `seconds` is the time limit, and None sets no limit. With 0 seconds or less, one tree is
+        measured in the minimum number of turns. A compilation that has begun is finished.
         """
         begun = time.perf_counter()
         turns = self._settings.pairs or max(_TURNS, len(self._batches))
@@ -200,7 +203,7 @@ class _Pair:
         return [self._candidate(one) for one in found]
 
     def texts(self, stops: Collection[int]) -> Texts:
-        """The counts of the baseline's texts, for the verdict; tokens of `stops` end a text."""
+        """Count the baseline's texts for the verdict; `stops` are the tokens that end a text."""
         every = [text for texts in self._texts.values() for text in texts]
         repeating = sum(map(repeats_itself, every))
         return Texts(len(every), repeating, sum(ends_at_once(text, stops) for text in every))
@@ -283,7 +286,7 @@ def _batch_sizes(settings: TuneSettings) -> list[int]:
     if max(settings.batch_sizes) > prompts:
         raise InputError(
             f"batch_sizes includes {max(settings.batch_sizes)}, but there are only {prompts} "
-            "prompts; give as many prompts, or smaller batch_sizes."
+            "prompts; give at least as many prompts, or smaller batch_sizes."
         )
     return settings.batch_sizes
 
@@ -296,10 +299,10 @@ def _output(settings: TuneSettings) -> Path:
     """
     output = settings.output or Path(settings.drafter) / TREE_TABLE
     if not output.parent.is_dir():
-        why = f"the folder {output.parent} is missing"
+        why = f"output is {output}, but the folder {output.parent} is missing; make the folder, or"
         if settings.output is None:
-            why = f"drafter is {settings.drafter}, not a local folder; train it, or for a hub id"
-        raise InputError(f"{why}, set output=FILE for the trees.")
+            why = f"drafter is {settings.drafter}, not a local folder; correct drafter, or"
+        raise InputError(f"{why} set output=FILE for the trees.")
     if output.is_dir():
         raise InputError(f"output is {output}, a folder; set output=FILE for the trees.")
     return output

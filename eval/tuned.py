@@ -14,7 +14,10 @@ from .trees import tree_columns
 
 
 class Candidate(NamedTuple):
-    """Measurements of a tree at one batch size and sampling; see `eval.tune.DEFINITIONS`."""
+    """Measurements of a tree at one batch size and sampling.
+
+    `eval.tune.DEFINITIONS` defines the fields.
+    """
 
     tree: TreeConfig
     acceptance_length: float
@@ -27,18 +30,22 @@ class Candidate(NamedTuple):
 
 
 def choose(finalists: Sequence[Candidate]) -> Candidate | None:
-    """Choose the fastest finalist that beats the baseline beyond noise; None if there is none.
+    """Choose the finalist with the largest median speed-up; None chooses the baseline.
 
-    A tree without accepted tokens is never chosen, since its speed-up is noise.
+    Only trees whose lower quartile is above 1 are considered. A tree without accepted tokens is
+    never chosen, because its speed-up is noise.
     """
     faster = [one for one in finalists if one.measured[0] > 1 and any(one.accepted_by.values())]
     return max(faster, key=lambda one: one.measured[1], default=None)
 
 
 def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts) -> str:
-    """A sentence on the chosen tree, or on the finalists if the baseline was chosen.
+    """Return a sentence on the chosen tree, or on the finalists if the baseline was chosen.
 
-    `texts` are counts of the baseline's texts.
+    Args:
+      finalists: measurements of the finalists.
+      best: the chosen finalist; None for the baseline.
+      texts: counts of the baseline's texts.
     """
     judged = finalists if best is None else [best]
     ways = [
@@ -55,14 +62,16 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
     ]
     found = judge(ways, texts)
     if found.kind == "too little data":
-        kept = "no tree" if best is None else "the tree that was fastest on these"
+        kept = "no tree" if best is None else "the tree that was fastest on these prompts"
         return found.then(
-            f"the table has {kept}, so tune again with more prompts or minutes, or with others"
+            f"the table has {kept}; tune again with more prompts, other prompts or more minutes"
         )
     if best is None:
         return found.then("the table says to decode without the head")
     if found.kind == "no difference":
-        return found.then("the table has this tree, so tune again with more prompts or minutes")
+        return found.then(
+            "the table nevertheless has this tree; tune again with more prompts or minutes"
+        )
     if found.way.is_heads_own:
         return found.then("the table has this tree")
     tokens = best.tree.lookup_tokens
@@ -72,7 +81,7 @@ def verdict(finalists: Sequence[Candidate], best: Candidate | None, texts: Texts
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table with a row per finalist, in which the chosen one is marked."""
+    """Make a table for the terminal: a row for each finalist, and a mark at the chosen one."""
     sizes = tree_columns(rows)
     numbers = {"acceptance_length": "length", "cost": "step"}
     cells = []

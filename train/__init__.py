@@ -1,1 +1,1 @@
-"""Training of draft heads, with `python -m train --config configs/x.yaml`."""
+"""Training of draft heads: `python -m train --config FILE`."""

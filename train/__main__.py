@@ -1,6 +1,7 @@
-"""`python -m train [command] --config configs/demo.yaml optimizer.learning_rate=3e-4`.
+"""`python -m train [command] --config FILE [SETTING=VALUE ...]`: train a drafter.
 
-The commands are inspect, features and regenerate; without a command, a drafter is trained.
+Without a command, the drafter is trained. The commands inspect, features and regenerate show the
+training data, store the target's hidden states, and let the target write training data.
 """
 
 import signal
@@ -18,7 +19,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that the first word names, or train a drafter and print its folder."""
+    """Run the command that the first argument names; without one, train a drafter."""
     run(_main)
 
 
@@ -50,7 +51,7 @@ def _train() -> None:
         TrainSettings,
         f"Train a drafter for a frozen target: {' or '.join(kinds)}. Commands: `inspect` shows "
         "the training data, `features` stores the target's hidden states for it, and "
-        "`regenerate` writes training data in the target's own words.",
+        "`regenerate` lets the target write training data.",
         processes=True,
     )
     console = Console(quiet=not is_first())
@@ -65,7 +66,7 @@ def _train() -> None:
         print_line(console, f"drafter written to {outcome.exported}")
         print_line(console, describe_best(outcome.best, settings))
     if outcome.stopped_by is not None:
-        goes_on = "" if outcome.exported else "; the same command goes on"
+        goes_on = "" if outcome.exported else "; the same command continues the run"
         print_line(
             console, f"stopped by {outcome.stopped_by.name} after step {outcome.step}{goes_on}"
         )

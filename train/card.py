@@ -25,11 +25,14 @@ _TARGET = "path/or/hub-id/of/the/target"
 
 
 def write_card(settings: TrainSettings, report: Path | None = None) -> None:
-    """Write the model card of an exported head, unless a user has edited the card.
+    """Write the model card of an exported head.
+
+    An existing card is overwritten only if it still has the line that marks it as generated.
 
     Args:
       settings: settings of the training run.
-      report: `compare.json` of `eval compare`, from which the card shows figures; None shows none.
+      report: path of a `compare.json` of `eval compare`; the card shows its figures. None: the card
+        has no figures.
     """
     folder = settings.output_dir / "drafter"
     path = folder / CARD
@@ -161,7 +164,7 @@ def _training(settings: TrainSettings, data: list[dict[str, Any]]) -> str:
             _table(("data", "records", "tokens", "tokens that carry loss"), rows),
             _table(("setting", "value"), stated.items()),
             "`config.yaml` of the run has all settings; `redrafter-train --config config.yaml` "
-            "repeats it.",
+            "repeats the run.",
         ]
     )
 
@@ -212,8 +215,8 @@ def _speed_up(method: dict[str, Any]) -> str:
 
 def _no_figures(target: str) -> str:
     return (
-        "None yet. In a checkout of redrafter-jax this looks for the fastest tree and measures "
-        "it:\n\n```bash\n"
+        "None yet. In a checkout of redrafter-jax, this command finds the fastest tree and "
+        "measures it:\n\n```bash\n"
         f"redrafter-eval tune --config configs/tune.yaml target={target} "
         "drafter=path/of/this/head prompts=prompts.jsonl\n```"
     )

@@ -52,7 +52,7 @@ def save(
     """Save a pytree of arrays and a JSON record atomically, in the background.
 
     Raises:
-      InputError: the previous save failed; older checkpoints are unchanged.
+      InputError: this save or the previous one failed; older checkpoints are unchanged.
     """
     # The shapes distinguish a checkpoint of another model from a damaged checkpoint.
     stated = {"record": record, "shapes": _shapes(arrays)}
@@ -94,17 +94,22 @@ def _writing(checkpoints: ocp.CheckpointManager) -> Generator[None]:
 def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) -> Restored | None:
     """Restore the newest complete checkpoint; None if there is no checkpoint.
 
+    Args:
+      checkpoints: the manager of the folder.
+      like: pytree of arrays with the expected structure, shapes, dtypes and shardings.
+      resume: whether a checkpoint may exist.
+
     Raises:
-      InputError: a checkpoint exists although `resume` is False, or cannot be read, or its arrays
-        differ in structure or shape from `like`.
+      InputError: there is a checkpoint although `resume` is False, the checkpoint cannot be read,
+        or its arrays differ from `like` in structure or shape.
     """
     step = checkpoints.latest_step()
     if step is None:
         return None
     if not resume:
         raise InputError(
-            f"{checkpoints.directory} already holds checkpoint {step}; use another output_dir, "
-            "delete this folder, or set resume=auto."
+            f"resume is never, but {checkpoints.directory} already holds checkpoint {step}; set "
+            "resume=auto, use another output_dir, or delete this folder."
         )
 
     def read(**parts: Any) -> Any:

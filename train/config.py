@@ -29,11 +29,20 @@ LOSSES = ("hard", "soft", "lk", "tv")
 
 
 class OptimizerSettings(Settings):
-    """AdamW or Muon, with a linear warm-up and a cosine decay to zero.
+    """AdamW or Muon, with a linear warm-up and a cosine decay of the learning rate to zero.
 
-    `rule: muon` updates hidden matrices with Muon and other parameters with AdamW; it needs fewer
-    tokens. `weight_decay` then applies only to the Muon matrices, `beta1` and `beta2` only to the
-    AdamW parameters.
+    Attributes:
+      rule: "muon" updates hidden matrices with Muon and other parameters with AdamW; it needs fewer
+        tokens than "adamw".
+      learning_rate: the learning rate at the end of the warm-up, which is its maximum.
+      warmup_fraction: fraction of the steps in which the learning rate rises from 0.
+      weight_decay: coefficient of the weight decay; with "muon", it applies only to the matrices
+        that Muon updates.
+      beta1: AdamW's decay rate of the first moment.
+      beta2: AdamW's decay rate of the second moment.
+      clip_norm: maximum global norm of the gradients; larger gradients are scaled down.
+      batch_size: number of rows of data in each forward and backward pass.
+      accumulation_steps: number of these passes whose gradients each optimizer step accumulates.
     """
 
     rule: Literal["adamw", "muon"] = "adamw"
@@ -53,26 +62,26 @@ class OptimizerSettings(Settings):
 
 
 class TrainData(DataSettings):
-    """The data of a training run; `pack` puts several short documents into one row."""
+    """The data of a training run; in contrast to other commands, `pack` is true by default."""
 
     pack: bool = True
 
 
 class RegenerateData(DataSettings):
-    """The data that prompts are taken from; `prompts: self` reads no sources."""
+    """The data from which prompts are taken; with `prompts: self`, leave `sources` empty."""
 
     sources: list[SourceSettings] = []
 
 
 class WorkerSettings(Settings):
-    """Who shares the work of a command that runs the target over data.
+    """The processes that share the work of a command that runs the target over data.
 
     Attributes:
-      workers: number of workers that share the work, each a process of Ray with the models loaded;
-        the output is that of one process. null: this process does the work alone.
-      worker_cpus: CPUs that Ray reserves for each worker.
-      worker_gpus: GPUs that Ray reserves for each worker; null: one for each device of the mesh, if
-        the cluster has GPUs now.
+      workers: number of Ray processes that share the work; each of them loads the models. The
+        output is the same as that of a single process. null: this process does the work alone.
+      worker_cpus: number of CPUs that Ray reserves for each worker.
+      worker_gpus: number of GPUs that Ray reserves for each worker; null: one per device of the
+        mesh, or 0 if the cluster has no GPU when the command starts.
     """
 
     workers: PositiveInt | None = None
@@ -81,29 +90,42 @@ class WorkerSettings(Settings):
 
 
 class RegenerateSettings(WorkerSettings):
-    """`python -m train regenerate`: training data in the target's own words.
+    """The settings of `python -m train regenerate`: the target generates training data.
 
-    With `prompt_tokens`, the target continues texts. `count` prompts of `prompt_tokens` tokens are
-    drawn uniformly from the full rows of all sources, ignoring source weights; all tokens of such a
-    row carry loss. Each prompt becomes a row of `data.sequence_length` tokens, unless the target
-    ends the text earlier.
+    There are three kinds of prompts. With `prompt_tokens`, the target continues the beginnings of
+    texts. With neither `prompt_tokens` nor `prompts: self`, the target rewrites the assistant turns
+    of conversations. With `prompts: self` there are no sources: the target also writes the user
+    turns. A target without a chat template then writes texts, each of which continues one token.
 
-    Without `prompt_tokens`, the target rewrites the assistant turns of `count` conversations, or of
-    all. An answer has at most `max_new_tokens` tokens, and a row at most `data.sequence_length`.
+    The output is a file of rows of tokens. A row has at most `data.sequence_length` tokens. Text or
+    conversation i is sampled with seed i.
 
-    With `prompts: self` there is no data: the target also writes the user turns. A conversation has
-    `turns` of them, each sampled with `user_sampling` in at most `max_user_tokens` tokens; writing
-    ends at `count` conversations or at `tokens` tokens that carry loss. The first question of each
-    conversation begins with the next of `user_openings`, in turn, so that questions are of many
-    kinds; without openings, or with an empty one, the question begins freely. `varied` selects the
-    openings of `train.openings`. With `user_loss`, the user turns that the target
-    wrote carry loss too. A target without a chat template continues single tokens instead.
-
-    Text or conversation i is sampled with seed i at `temperatures[i % len(temperatures)]`;
-    `batch_size` of them are decoded together. With `prompts: self`, i counts
-    from `first_seed`, so that several machines can share the work: give each its own output and
-    other seeds. A `drafter`, with the tree given by `tree`, makes decoding faster and does not
-    change the output. `mesh` sets the devices that share the work.
+    Attributes:
+      target: folder or hub id of the target, or a GGUF file.
+      target_dtype: dtype of the target's parameters.
+      drafter: drafter that makes decoding faster and does not change the output; null for none.
+      tree: draft tree; only with a drafter.
+      prompts: "self" if the target writes the prompts too; "data" takes them from the sources.
+      prompt_tokens: length of each beginning of a text. The texts are drawn uniformly from all
+        sources, whatever their weights, among the texts that fill a row.
+      max_new_tokens: maximum number of tokens of an answer; null: as many as the row has room for.
+      count: number of texts or conversations; null: all recorded conversations.
+      tokens: number of tokens that carry loss at which writing ends; only for `prompts: self`, and
+        instead of `count`.
+      first_seed: seed of the first conversation; only for `prompts: self`. Several machines can
+        share the work if each has its own output and its own range of seeds.
+      turns: number of user turns in each conversation; only for `prompts: self`.
+      max_user_tokens: maximum number of tokens of a user turn; only for `prompts: self`.
+      user_sampling: sampling settings of user turns; only for `prompts: self`.
+      user_openings: first words of the first questions, used in turn, which make the questions more
+        varied; only for `prompts: self`. With an empty string or an empty list, the target writes
+        the whole question. "varied": the openings of `train.openings`.
+      user_loss: whether the user turns that the target writes carry loss too; only for `prompts:
+        self`.
+      batch_size: number of texts or conversations that are decoded together.
+      temperatures: sampling temperatures of answers and texts; seed i uses entry i modulo the
+        length of this list.
+      output: JSONL file to write; an existing output of the same settings is continued.
     """
 
     target: Path
@@ -134,7 +156,7 @@ class RegenerateSettings(WorkerSettings):
         return self.temperatures[seed % len(self.temperatures)]
 
     def opening_of(self, seed: int) -> str:
-        """First words of the conversation with this seed; empty if it begins freely."""
+        """First words of the conversation with this seed; empty if the target chooses them."""
         openings = VARIED if self.user_openings == "varied" else self.user_openings or [""]
         # Each opening is used at every temperature.
         return openings[seed // len(self.temperatures) % len(openings)]
@@ -152,7 +174,9 @@ class RegenerateSettings(WorkerSettings):
     def _one_kind_of_prompts(self) -> "RegenerateSettings":
         if self.prompts == "self":
             if (self.count is None) == (self.tokens is None):
-                raise ValueError("prompts: self needs either count or tokens as its limit")
+                raise ValueError(
+                    "prompts: self needs either count or tokens as its limit; set one of the two"
+                )
             if self.data.sources or self.prompt_tokens is not None:
                 raise ValueError(
                     "prompts: self uses neither data.sources nor prompt_tokens; leave both out"
@@ -175,7 +199,7 @@ class RegenerateSettings(WorkerSettings):
                 )
             return self
         if self.count is None:
-            raise ValueError("prompt_tokens needs count, the number of texts to continue")
+            raise ValueError("prompt_tokens needs count, the number of texts to continue; set both")
         if self.max_new_tokens is not None:
             raise ValueError(
                 "max_new_tokens is only for conversations, but prompt_tokens continues texts to "
@@ -184,7 +208,7 @@ class RegenerateSettings(WorkerSettings):
         if self.prompt_tokens >= self.data.sequence_length:
             raise ValueError(
                 f"prompt_tokens is {self.prompt_tokens}, but must be less than "
-                f"data.sequence_length={self.data.sequence_length}"
+                f"data.sequence_length={self.data.sequence_length}; change one of the two"
             )
         return self
 
@@ -192,16 +216,18 @@ class RegenerateSettings(WorkerSettings):
 class DrafterSettings(DrafterShape):
     """Shape of the drafter and its initial parameters.
 
-    `initial_drafter` names a trained drafter of this shape, from whose parameters training starts.
-    If it lacks the `attention` layer, this layer starts so that it changes nothing. Without
-    `initial_drafter`, `initial_head: target` initializes the output head (or all output heads) from
-    the target's output head. If `exit_dim` or `head_rank` is less than the target's width, the
-    leading singular directions of the target's output head are used.
-
-    With `draft_vocab_size`, the head drafts the tokens that carry loss most often in the training
-    data. With `initial_drafter`, it keeps the tokens of that drafter: state the same number, or
-    leave "auto". A drafter with `head: target` has no parameters per token, so another number is
-    accepted, and the tokens are chosen from the data.
+    Attributes:
+      draft_vocab_size: number of tokens that the head can draft: those that carry loss most often
+        in the training data. null: all tokens of the target. "auto": the number of the
+        `initial_drafter`, or without one 16,384 if the target has more. With `initial_drafter`, the
+        head keeps the tokens of that drafter, so another number is refused. Only a drafter with
+        `head: target`, which has no parameters per token, accepts another number.
+      initial_head: "target" initializes the output heads from the target's output head; "random"
+        draws random values. If `exit_dim` or `head_rank` is less than the target's width, "target"
+        takes the leading singular directions of the target's output head.
+      initial_drafter: folder or hub id of a trained drafter of this shape; training starts from its
+        parameters. If this drafter lacks the `attention` layer that the settings ask for, the new
+        layer has no effect at first.
     """
 
     draft_vocab_size: PositiveInt | Literal["auto"] | None = "auto"
@@ -220,24 +246,25 @@ class DrafterSettings(DrafterShape):
 
 
 class LossSettings(Settings):
-    """Weights of the losses; the training loss is their weighted sum over all rounds.
+    """Weights of the losses; the training loss is their weighted sum over all draft rounds.
 
-    `hard` is the cross-entropy with the next token of the data.
+    For each prediction, p is the target's distribution of the next token, and q the drafter's.
 
-    `soft` is the KL divergence from the target's distribution to the drafter's, both at
-    `soft_temperature`. With `soft_top_k`, the target's distribution is restricted to its most
-    likely tokens. The loss is multiplied by the squared temperature, so that gradients keep their
-    size (arXiv 1503.02531).
-
-    `lk` is the negative logarithm of the probability mass that the two distributions share,
-    `-log sum min(p, q)`. `tv` is their total variation distance, `1 - sum min(p, q)`. Round i (from
-    0) has weight `round_decay**i`.
-
-    With `drafted_only`, predictions whose most likely target token is outside the draft vocabulary
-    carry no loss.
-
-    Positions are scored in chunks of `chunk_length` (C), so that the logits are at most [B, C + R,
-    V] for the target and [R, B, C, V] for the drafter, where R is `draft_rounds`.
+    Attributes:
+      hard: weight of the cross-entropy with the next token of the data.
+      soft: weight of the KL divergence from p to q, both at `soft_temperature`. The divergence is
+        multiplied by the squared temperature, so that gradients keep their size (arXiv 1503.02531).
+      lk: weight of `-log sum min(p, q)`, the negative logarithm of the probability mass that p and
+        q share.
+      tv: weight of the total variation distance, `1 - sum min(p, q)`.
+      drafted_only: whether a prediction carries no loss if the target's most likely token is
+        outside the draft vocabulary.
+      soft_temperature: temperature of both distributions in the soft loss.
+      soft_top_k: number of most likely tokens to which p is restricted in the soft loss; null: all.
+      round_decay: round i, counted from 0, has weight `round_decay**i`.
+      chunk_length: C, number of positions that are scored at a time. For B rows, R draft rounds and
+        V tokens, the logits are at most [B, C + R, V] for the target and [R, B, C, V] for the
+        drafter.
     """
 
     hard: float = Field(default=0.0, ge=0)
@@ -259,9 +286,13 @@ class LossSettings(Settings):
 
 
 class TrainMeshSettings(MeshSettings):
-    """Device mesh of training: `data` splits the batch, and `model` the target and the drafter.
+    """Device mesh of training.
 
-    `fully_sharded` also splits the drafter's parameters and the optimizer state over `data`.
+    Attributes:
+      data: size of the mesh axis that splits the batch.
+      model: size of the mesh axis that splits the target and the drafter.
+      fully_sharded: whether the axis `data` also splits the drafter's parameters and the optimizer
+        state.
     """
 
     fully_sharded: bool = False
@@ -270,12 +301,17 @@ class TrainMeshSettings(MeshSettings):
 class AcceptanceSettings(Settings):
     """Evaluation of the drafter during training: greedy decoding of held-out prompts.
 
-    Every `every` steps and after the last step, `max_new_tokens` tokens are decoded for each of the
-    first `prompt_count` rows of `prompts` (all rows by default; see `redrafter_jax.text.prompts`),
-    `batch_size` rows together. With `turns` "all", later turns of a row are asked too, after the
-    target's own answers, which are decoded once; with 1 only the first turn is asked. With `chat`,
-    prompts are user turns in the chat template of `data`, and an answer may end early; this is the
-    default if `data` holds conversations or the target's tokenizer has a template.
+    Attributes:
+      every: steps between two evaluations; the drafter is also evaluated after the last step.
+      prompts: JSONL file; see `redrafter_jax.text.prompts`.
+      prompt_count: number of prompts, from the beginning of the file; null: all.
+      turns: 1 asks only the first turn of each prompt; "all" also asks the later turns, each after
+        the target's answers to the earlier turns.
+      max_new_tokens: maximum number of new tokens per prompt and turn.
+      batch_size: number of prompts that are decoded together.
+      chat: whether prompts are user turns in the chat template of `data`; answers then end early at
+        an end token. null: true if `data` has conversations or the tokenizer has a chat template.
+      tree: draft tree.
     """
 
     every: PositiveInt
@@ -291,25 +327,25 @@ class AcceptanceSettings(Settings):
 class TrainSettings(Settings):
     """The settings of `python -m train`: train a drafter for a frozen target.
 
-    With `features`, training reads the target's hidden states and most likely tokens from that
-    folder, which `python -m train features` writes, and does not run the target's layers.
-
     A finished run continues if `steps` is raised. The parameters, the optimizer state and the
     position in the data are kept. The learning rate follows the schedule of the new length, so it
     rises once.
 
     Attributes:
       target: folder or hub id of the target, or a GGUF file.
-      target_dtype: dtype of the loaded target.
-      draft_rounds: R, number of tokens that the drafter learns to draft after the root.
-      features: folder of stored hidden states.
+      target_dtype: dtype of the target's parameters.
+      draft_rounds: R, number of tokens in succession that the drafter learns to draft.
+      features: folder that `python -m train features` writes. Training reads the target's hidden
+        states and most likely tokens from this folder and does not run the target's layers. null:
+        the target runs in every step.
       acceptance: evaluation on held-out prompts during training; null disables it.
       steps: number of optimizer steps.
       seed: seed of the initial parameters.
       log_every: steps between two rows of `metrics.jsonl`; the terminal may show fewer.
       checkpoint_every: steps between two checkpoints.
       checkpoints_kept: number of newest checkpoints to keep.
-      resume: whether to resume from a checkpoint in `output_dir`.
+      resume: "auto" resumes from the newest checkpoint in `output_dir`; "never" refuses a folder
+        with a checkpoint.
       output_dir: folder of all output of the run.
     """
 

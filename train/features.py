@@ -1,7 +1,8 @@
-"""`python -m train features --config configs/x.yaml features=DIR`: run the target only once.
+"""`python -m train features --config FILE features=DIR`: store the target's outputs for training.
 
 One forward pass over the data of a training run stores the target's hidden states and most likely
-tokens. Training runs with the same `features` read these files and do not run the target's layers.
+next tokens, the features. Training runs with the same `features` read these files and do not run
+the target's layers.
 """
 
 import shutil
@@ -55,25 +56,26 @@ _PASSES_AHEAD = 2
 
 
 class FeaturesSettings(TrainSettings, WorkerSettings):
-    """The settings of `python -m train features`: those of a training run, and `top_k`.
+    """The settings of `python -m train features`: those of a training run and of its workers.
 
-    `features` is the output folder. The target reads `optimizer.batch_size` rows at a time.
+    The target reads `optimizer.batch_size` rows at a time.
 
     Attributes:
-      top_k: number of most likely tokens kept of the target's distribution at each position.
+      features: output folder.
+      top_k: number of most likely next tokens that are stored for each position.
     """
 
     top_k: PositiveInt = 64
 
 
 def features(arguments: Sequence[str]) -> None:
-    """Write the features of a training run's data, or the shards that are missing.
+    """Write the features of a training run's data; shards that already exist are kept.
 
-    With `workers`, JAX uses only the CPU in this process from then on; see `prepare`.
+    With `workers`, this restricts JAX in this process to the CPU; see `prepare`.
 
     Raises:
-      InputError: the settings, the target or the data cannot be used, the folder holds other
-        features, or the disk has no room for them.
+      InputError: the settings, the target or the data cannot be used, the folder holds features of
+        other data or settings, or the disk has no room for the features.
     """
     settings = parse_settings(
         FeaturesSettings,
@@ -138,7 +140,7 @@ def _write_features(settings: FeaturesSettings, folder: Path, files: TargetFiles
 def make_index(
     settings: FeaturesSettings, files: TargetFiles, windows: Sequence[Windows]
 ) -> FeatureIndex:
-    """Build the index of the features to write."""
+    """Build the index of the features to write; `windows` are the rows of each source."""
     *starts, total = np.cumsum([0, *(len(each.tokens) for each in windows)]).tolist()
     rows_per_pass = settings.optimizer.batch_size
     drafter = settings.drafter.build_for(files.config, settings.draft_rounds)
@@ -158,7 +160,7 @@ def make_index(
 
 
 def token_bytes(config: TargetConfig, context_layers: Sequence[int], top_k: int) -> int:
-    """Return the number of bytes that a token takes on disk."""
+    """Return the number of bytes that the features of one token take on disk."""
     hidden = (len(context_layers) + 1) * config.hidden_size * 2
     return hidden + top_k * (2 + _id_dtype(config.vocab_size).itemsize)
 
@@ -167,7 +169,7 @@ def write_index(folder: Path, index: FeatureIndex) -> None:
     """Write the index, or check that the folder already holds the same index.
 
     Raises:
-      InputError: the folder holds other features.
+      InputError: the folder holds features with another index.
     """
     existing = read_index(folder)
     if existing is None:
@@ -177,8 +179,8 @@ def write_index(folder: Path, index: FeatureIndex) -> None:
     stated, found = index.model_dump(), existing.model_dump()
     if changed := [name for name in stated if stated[name] != found[name]]:
         raise InputError(
-            f"{folder} holds features with other values of {', '.join(changed)}; use another "
-            "folder, or delete this one."
+            f"{folder} holds features with other values of {', '.join(changed)}; set features to "
+            "another folder, or delete this one."
         )
 
 
@@ -192,8 +194,16 @@ def check_space(
 ) -> None:
     """Print the size of all shards and the free disk space.
 
+    Args:
+      folder: the output folder.
+      index: the index of all shards.
+      config: the target's configuration.
+      lengths: number of tokens of each row, without padding.
+      missing: numbers of the shards to write.
+      console: where to print.
+
     Raises:
-      InputError: the missing shards do not fit.
+      InputError: the missing shards do not fit on the disk.
     """
     per_token = token_bytes(config, index.context_layers, index.top_k)
     sizes = [
@@ -203,18 +213,18 @@ def check_space(
     needed, free = sum(sizes[shard] for shard in missing), shutil.disk_usage(folder).free
     print_line(
         console,
-        f"{lengths.sum():,} tokens take {decimal(sum(sizes))} in {folder}, of which "
-        f"{decimal(needed)} are to be written; {decimal(free)} are free",
+        f"the features of {lengths.sum():,} tokens take {decimal(sum(sizes))} in {folder}, of "
+        f"which {decimal(needed)} are to be written; {decimal(free)} are free",
     )
     if needed > free:
         raise InputError(
-            f"{folder} needs {decimal(needed)} more, but {decimal(free)} are free; make room, use "
-            "another folder, or lower top_k."
+            f"{folder} needs {decimal(needed)} more disk space, but {decimal(free)} are free; make "
+            "room, set features to another folder, or lower top_k."
         )
 
 
 def passes_of_shard(index: FeatureIndex, shard: int) -> list[tuple[int, int]]:
-    """The first row and the end of each of the target's passes over a shard."""
+    """The rows of each of the target's passes over a shard, as (first row, row after the last)."""
     first, end = index.shards[shard], index.shards[shard + 1]
     starts = range(first, end, index.rows_per_pass)
     return [(start, min(start + index.rows_per_pass, end)) for start in starts]
@@ -233,7 +243,7 @@ def write_shards(
       folder: the output folder.
       index: the index of all shards.
       missing: numbers of the shards to write.
-      read: the features of each pass over the missing shards, in order.
+      read: the features of each of the target's passes over the missing shards, in order.
       rows: the rows of all shards.
 
     Raises:
@@ -262,7 +272,7 @@ def features_of_passes(
     index: FeatureIndex,
     chunk_length: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The features of the rows of each pass, in order; see `features_of_rows`."""
+    """Yield the features of the rows of each pass, in order; see `features_of_rows`."""
     for start, stop in passes:
         yield features_of_rows(target, rows, start, stop, index, chunk_length)
 
@@ -270,7 +280,10 @@ def features_of_passes(
 def features_of_rows(
     target: Target, rows: Windows, start: int, stop: int, index: FeatureIndex, chunk_length: int
 ) -> dict[str, np.ndarray]:
-    """Compute the arrays of a shard for rows `start` to `stop`, concatenated without padding."""
+    """Compute a shard's arrays for the rows from `start` up to, but not including, `stop`.
+
+    The tokens of the rows are concatenated without padding.
+    """
     # Pad the last pass with its last row, so that it reuses the compiled program.
     indices = np.minimum(np.arange(start, start + index.rows_per_pass), stop - 1)
     part, parts = rows_of_process(target.mesh)
@@ -305,9 +318,9 @@ def compute_features(
     top_k: int,
     chunk_length: int,
 ) -> tuple[Float[Array, "B T Z"], TopTokens]:
-    """Compute hidden states and the k most likely tokens; floats are in bfloat16.
+    """Compute the target's hidden states and its `top_k` most likely next tokens, in bfloat16.
 
-    The logits of only one chunk exist at a time.
+    Only the logits of `chunk_length` positions exist at a time.
     """
     hidden = run_target(target, tokens, segments, context_layers, raw_layers)
     decoder = target.merge()

@@ -1,4 +1,8 @@
-"""Gradients of a training step: through the losses chunk by chunk, then through whole rows."""
+"""Gradients of a training step.
+
+The losses are differentiated in chunks of positions. For a head with attention, the gradients are
+then propagated through whole rows.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,14 +32,14 @@ from .loss import (
 
 
 class Batches(NamedTuple):
-    """The data of a training step, which are A accumulated batches.
+    """The data of one training step: A batches of B rows of T tokens.
 
     Attributes:
       tokens: token ids.
       loss_mask: True for tokens whose prediction carries loss.
-      segments: number of the token's document within its row.
-      hidden: stored hidden states of the target; None if the target runs.
-      top: stored top-k tokens of the target; None if its logits are computed.
+      segments: number of the token's document within its row, from 1; 0 at padding.
+      hidden: stored hidden states of the target; None if the step runs the target.
+      top: stored most likely next tokens of the target; None if the step computes its logits.
     """
 
     tokens: Int[Array, "A B T"]
@@ -50,7 +54,10 @@ Totals = tuple[nnx.State, Array, RoundSums]
 
 
 def layers_read(drafter: HeadConfig, target: TargetConfig) -> tuple[tuple[int, ...], bool]:
-    """Return the context layers of a drafter, and whether it reads their outputs without a norm."""
+    """Return the target layers whose outputs a drafter reads, and whether it reads them unchanged.
+
+    Otherwise the target's final norm is applied to the outputs.
+    """
     layers, training = drafter.layers_of(target), kind_of(drafter).training
     return layers, bool(layers) and training is not None and training.raw_layers
 
@@ -62,10 +69,11 @@ def run_target(
     context_layers: tuple[int, ...],
     raw_layers: bool,
 ) -> Float[Array, "B T Z"]:
-    """Compute the target's hidden states; on a mesh every device runs its part of the rows.
+    """Compute the target's hidden states; on a mesh every device computes its part of the rows.
 
-    With `raw_layers`, the states of context layers are the outputs of the layers. Otherwise the
-    target's final norm is applied to them; see `Decoder.of_one_scale`.
+    The states of each token are concatenated: the outputs of `context_layers`, then the last hidden
+    state. With `raw_layers`, the outputs are unchanged. Otherwise the target's final norm is
+    applied to them; see `Decoder.of_one_scale`.
     """
 
     @per_shard
@@ -90,8 +98,8 @@ def add_gradients(
 ) -> Totals:
     """Compute the gradients of the loss of all batches, the loss, and the means per round.
 
-    The loss is a mean over the counted positions of all batches. On a mesh, each data shard
-    accumulates its own gradients, which are summed over the shards once, at the end.
+    The loss is a mean over the positions of all batches that carry loss; see `count_positions`. On
+    a mesh, each data shard accumulates its own gradients; these are summed once, at the end.
     """
     decoder, head = target.merge(), nnx.merge(graphdef, params)
     shards, mesh = data_shards(target.mesh), target.mesh

@@ -29,14 +29,18 @@ def new_drafter(
     sources: Sequence[tuple[Windows, float]],
     seed: int,
 ) -> LoadedHead:
-    """Initialize a drafter of the target's width that learns to draft R = `rounds` tokens.
+    """Initialize a drafter for a target before training.
 
-    A reduced draft vocabulary is chosen from the training data, `sources`.
+    Args:
+      target: the loaded target.
+      settings: shape and initialization of the drafter.
+      rounds: R, number of tokens in succession that the drafter learns to draft.
+      sources: rows and weight of each source, from which a reduced draft vocabulary is chosen.
+      seed: seed of random parameters.
 
     Raises:
-      InputError: the output head is wider than the target's, from which it is initialized; the
-        settings ask for more tokens or layers than the target has; or `initial_drafter` has another
-        shape.
+      InputError: the settings ask for more tokens or layers than the target has, the target's
+        output head cannot initialize a head of this shape, or `initial_drafter` has another shape.
     """
     tokens = None
     count = settings.count_draft_tokens(target.config.vocab_size)
@@ -88,7 +92,7 @@ def _load_initial(
     elif asked not in (count, "auto"):
         raise InputError(
             f"drafter.draft_vocab_size is {asked}, but {folder} has "
-            f"{count}; set the same value, or use another drafter.initial_drafter."
+            f"draft_vocab_size {count}; set the same value, or use another drafter.initial_drafter."
         )
     # "auto" takes the size of the initial drafter.
     shape = settings.model_copy(update={"draft_vocab_size": None})
@@ -124,19 +128,20 @@ def most_frequent(
     vocab_size: int,
     always: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """Choose the `count` of V tokens that carry loss most often, in ascending order.
+    """Return the ids of the `count` tokens that carry loss most often, in ascending order.
 
-    Each source counts by its weight, regardless of its size. Ties go to the lower token id. The
-    tokens in `always`, such as the end token, are always chosen.
+    Each source counts by its weight, regardless of its size. Of equally frequent tokens, the lower
+    id is chosen. The tokens in `always`, such as the end token, are always chosen.
 
     Raises:
-      InputError: the vocabulary has fewer than `count` tokens, or `always` has more.
+      InputError: `count` is greater than the vocabulary, or less than the number of tokens in
+        `always`.
     """
     if not len(always) <= count <= vocab_size:
         raise InputError(
             f"drafter.draft_vocab_size is {count}; the target has {vocab_size} tokens, of which "
             f"{len(always)} end a text and are always included, so set {len(always)} to "
-            f"{vocab_size}, or leave it out for all tokens."
+            f"{vocab_size}, or null for all tokens."
         )
     frequency = _frequencies(sources, vocab_size)
     frequency[list(always)] = np.inf
@@ -147,7 +152,7 @@ def most_frequent(
 def share_drafted(
     sources: Sequence[tuple[Windows, float]], tokens: Collection[int], vocab_size: int
 ) -> float:
-    """The fraction of the tokens that carry loss that are in `tokens`; sources count by weight."""
+    """Of the tokens that carry loss, the fraction that is in `tokens`; sources count by weight."""
     frequency = _frequencies(sources, vocab_size)
     return float(frequency[list(tokens)].sum() / frequency.sum())
 

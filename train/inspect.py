@@ -1,4 +1,4 @@
-"""`python -m train inspect --config configs/x.yaml`: show the data that training would read.
+"""`python -m train inspect --config FILE`: show the data that a training run would read.
 
 Documents are decoded from their tokens. Tokens that carry loss are green on a terminal, and
 enclosed in ⟦ and ⟧ elsewhere.
@@ -31,7 +31,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class InspectSettings(TrainSettings):
-    """The settings of `python -m train inspect`: a training run, and how much data to show.
+    """The settings of `python -m train inspect`: those of a training run, and the amount to show.
 
     Attributes:
       examples: number of documents shown per source, chosen by `data.shuffle_seed`.
@@ -46,7 +46,7 @@ def inspect(arguments: Sequence[str]) -> None:
     """Print the counts of every source and some of its documents.
 
     Raises:
-      InputError: the data cannot be used. Prompts and the drafter are not checked.
+      InputError: the data cannot be used. The evaluation prompts and the drafter are not checked.
     """
     settings = parse_settings(
         InspectSettings,
@@ -85,7 +85,10 @@ def inspect(arguments: Sequence[str]) -> None:
 
 
 def print_document(document: Document, tokenizer: Tokenizer, most: int, console: Console) -> None:
-    """Print a document's origin, its token counts, and the text of at most `most` tokens."""
+    """Print a document's file and line, its token counts, and the text of its first tokens.
+
+    `most` is the maximum number of tokens whose text is printed.
+    """
     total, counted = len(document.tokens), int(document.loss_mask.sum())
     counts = f"{total} tokens, {counted} carry loss"
     console.rule(Text(f"{document.place}: {document.kind}, {counts}"), align="left")
@@ -102,7 +105,10 @@ def print_document(document: Document, tokenizer: Tokenizer, most: int, console:
 
 
 def split_runs(document: Document, tokenizer: Tokenizer, most: int) -> Iterator[tuple[str, bool]]:
-    """Split the text of the first `most` tokens into runs with and without loss."""
+    """Yield the text of the first `most` tokens in runs of tokens with and without loss.
+
+    Each run is its text, and whether its tokens carry loss.
+    """
     tokens, before, end = document.tokens[:most].tolist(), "", 0
     for carries_loss, run in groupby(document.loss_mask[:most].tolist()):
         end += len(list(run))

@@ -40,8 +40,8 @@ class Outcome(NamedTuple):
     Attributes:
       step: number of finished steps.
       exported: folder of the exported drafter; None if a signal or `is_late` ended the run early.
-      best: drafter with the highest acceptance length so far; None if `acceptance` is not set.
-      stopped_by: signal that ended the run early; None without one.
+      best: drafter with the highest acceptance length so far; None if none was evaluated.
+      stopped_by: signal that ended the run early; None if no signal was received.
     """
 
     step: int
@@ -51,7 +51,13 @@ class Outcome(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Progress of a run: number of finished steps, training state, and best drafter so far."""
+    """Progress of a run.
+
+    Attributes:
+      step: number of finished steps.
+      state: parameters and optimizer state after this step.
+      best: drafter with the highest acceptance length so far; None if none was evaluated.
+    """
 
     step: int
     state: TrainState
@@ -61,19 +67,19 @@ class Position(NamedTuple):
 def train(
     settings: TrainSettings, console: Console, is_late: Callable[[int], bool] | None = None
 ) -> Outcome:
-    """Train a drafter and export it to the folder `drafter` in the output folder.
+    """Train a drafter and export it to the folder `drafter` in `settings.output_dir`.
 
-    After every step, `is_late` is called with the number of finished steps. Once it returns True,
-    the run saves a checkpoint and ends. A run with `is_late` may also resume a run with other
-    `steps`.
+    `is_late` is called after every step with the number of finished steps. Once this function
+    returns True, the run saves a checkpoint and ends. A run with `is_late` may resume a run with
+    another `steps`.
 
     A killed run resumes from its newest checkpoint and reaches the same parameters bit for bit.
     SIGTERM or Ctrl-C ends the run after a last checkpoint. If `acceptance` is set, the drafter with
     the highest acceptance length is exported to the folder `best`.
 
     Raises:
-      InputError: the target, the data or a checkpoint does not fit the settings, the folder cannot
-        be made, or the run diverges.
+      InputError: the target, the data or a checkpoint does not fit the settings, the output folder
+        cannot be made, or the loss or a gradient is not finite.
     """
     folder = settings.output_dir
     make_folder(folder, "output_dir")
@@ -156,7 +162,10 @@ def resume(
     console.print(f"resumed from step {restored.step}")
     best = Best(**restored.record["best"]) if restored.record.get("best") else None
     if best and run.trial and best.measured_on != run.trial.measured_on:
-        console.print("the best drafter was measured on other prompts or trees; it is replaced")
+        console.print(
+            "the best drafter so far was measured on other prompts or another tree; the next "
+            "evaluated drafter replaces it"
+        )
     return Position(restored.step, restored.arrays, best)
 
 
@@ -168,15 +177,19 @@ def run_interval(
 ) -> tuple[Position, dict[str, float], Stop | None]:
     """Run steps until logging, evaluation or a checkpoint is due, or the run must stop.
 
-    The state of `position` is donated; `advance` is called after every step.
+    Args:
+      run: the inputs of the run.
+      position: where to begin; the training state is donated.
+      asked_to_stop: called after every step with its number; returns a reason to stop, or None.
+      advance: called after every step, for the progress display.
 
     Returns:
-      The new position; the scalars of the last step; and the reason to stop, if any. The scalars
-      include `data_wait_fraction`, which covers all steps, and `tokens_per_second`, which excludes
-      padding and is extrapolated from this process to all processes.
+      The new position, the scalars of the last step by name, and the reason to stop, if any. Two of
+      the scalars cover all steps: `data_wait_fraction`, the fraction of the time spent waiting for
+      data, and `tokens_per_second`, without padding, extrapolated to all processes.
 
     Raises:
-      InputError: the run has diverged.
+      InputError: the loss or the gradient norm is not finite.
     """
     settings = run.settings
     step, state, metrics, waited, tokens = position.step, position.state, None, 0.0, 0
@@ -219,7 +232,11 @@ def run_interval(
 
 
 def try_position(run: Run, position: Position) -> tuple[Position, dict[str, float]]:
-    """Decode the held-out prompts with the current drafter, and export it if it is the best."""
+    """Decode the held-out prompts with the current drafter, and export the drafter if it is best.
+
+    Returns:
+      The position with the new best drafter, and the measures of `try_drafter`.
+    """
     assert run.trial is not None
     trained = Model(run.drafter.config, run.drafter.graphdef, position.state.params, run.mesh)
     tried = try_drafter(run.trial, run.target, trained)

@@ -1,16 +1,16 @@
 """Losses of a draft head, unrolled over the tokens of the data (teacher forcing).
 
-For a position t with hidden state h_t, round i (from 0) reads x_{t+1+i} and predicts x_{t+2+i};
-heads that draft independently predict it from h_t alone. The teacher of this prediction is the
-target's output at position t+1+i, from the same forward pass as h_t (paper, section 4; distillation
-as in section 4.2).
+x_t is the token at position t, and h_t the target's hidden state there. From h_t, draft round i
+(counted from 0) reads x_{t+1+i} and predicts x_{t+2+i}. Heads that draft independently predict this
+token from h_t alone. The teacher of the prediction is the target's output at position t+1+i, from
+the same forward pass as h_t (arXiv 2403.09919, section 4; distillation as in section 4.2).
 
-With stored features (`train.features`), only the k most likely tokens of the teacher are known; the
+With stored features (`train.features`), only the k most likely tokens of the teacher are known. The
 other tokens share the remaining probability evenly.
 
 A drafter may have a draft vocabulary of U of the V tokens. The soft loss then uses the target's
-distribution over these U tokens. Labels outside the draft vocabulary have no hard loss and count as
-missed.
+distribution over these U tokens. A label outside the draft vocabulary has no hard loss, and its
+prediction counts as wrong.
 """
 
 from functools import partial
@@ -31,15 +31,19 @@ TOP = 5
 
 
 class RoundSums(NamedTuple):
-    """Sums over the counted positions; every array has one entry per round.
+    """Sums over the positions that carry loss, for each of R draft rounds.
+
+    p is the target's distribution of the token to predict, and q the drafter's.
 
     Attributes:
-      hard: cross-entropy with the next token, nats; 0 for labels outside the draft vocabulary.
-      soft: KL divergence from the target's distribution to the drafter's, nats; see `LossSettings`.
-      lk: -log sum min(p, q) over V, nats; the sum is the acceptance probability of a drafted token
-        (arXiv 2211.17192, section 3).
-      tv: total variation distance, 1 - sum min(p, q), which is the probability of a rejection.
-      top: number of positions whose label is among the k + 1 most likely tokens.
+      hard: cross-entropy with the token of the data, in nats; 0 for labels outside the draft
+        vocabulary.
+      soft: KL divergence from p to q, in nats; see `LossSettings`.
+      lk: -log sum min(p, q), in nats. The sum over the V tokens is the probability that a drafted
+        token is accepted (arXiv 2211.17192, section 3).
+      tv: total variation distance, 1 - sum min(p, q), the probability of a rejection.
+      top: number of positions whose label is among the drafter's n most likely tokens, for n from 1
+        to 5.
       agreement: number of positions where drafter and target have the same most likely token.
     """
 
@@ -54,10 +58,10 @@ class RoundSums(NamedTuple):
 def count_positions(
     loss_mask: Bool[Array, "B T"], segments: Int[Array, "B T"], rounds: int
 ) -> Int[Array, " R"]:
-    """Count the positions that carry loss, per round.
+    """Count the positions that carry loss, for each of R = `rounds` draft rounds.
 
-    A position t counts in round i if the label x_{t+2+i} exists, carries loss, and is in the
-    document of x_t.
+    Position t carries loss in round i if its label, token t + 2 + i, exists, carries loss, and is
+    in the document of token t.
     """
     ahead = range(2, rounds + 2)
     return jnp.stack([(loss_mask & _same_document(segments, i))[:, i:].sum() for i in ahead])
@@ -70,7 +74,7 @@ def _same_document(segments: Int[Array, "B T"], ahead: int) -> Bool[Array, "B T"
 
 
 class TopTokens(NamedTuple):
-    """The target's k most likely next tokens of V at each position, in descending order."""
+    """The target's k most likely next tokens at each position, the most likely token first."""
 
     log_probs: Float[Array, "*B k"]
     token_ids: Int[Array, "*B k"]
@@ -79,10 +83,15 @@ class TopTokens(NamedTuple):
 def dense_log_probs(
     top: TopTokens, vocab_size: int, known: Int[Array, " U"] | None = None
 ) -> Float[Array, "*B U"]:
-    """Expand top-k log-probabilities to the `known` tokens, or to all V tokens, in float32.
+    """Expand top-k log-probabilities to a larger vocabulary, in float32.
 
-    The other tokens share the remaining probability evenly. Rounding may leave too much, so each
-    gets at most the probability of the k-th token.
+    The tokens outside the top k share the remaining probability evenly. Because of rounding, this
+    probability may be too large, so each token gets at most the probability of the k-th token.
+
+    Args:
+      top: the k most likely tokens.
+      vocab_size: V, number of tokens of the target.
+      known: ids of the U tokens of the result; None for all V tokens.
     """
     log_probs = top.log_probs.astype(jnp.float32)
     left = 1 - jnp.exp(log_probs).sum(axis=-1, keepdims=True)
@@ -101,15 +110,16 @@ def dense_log_probs(
 
 
 class Chunk(NamedTuple):
-    """A chunk of C positions, followed by the R positions that its last rounds need; M = C + R.
+    """A chunk of C positions, and the R further positions that R draft rounds need; M = C + R.
 
     Attributes:
       contexts: inputs of the head at the C positions; see `TrainedHead.unroll`.
-      hidden: the target's last hidden states; None if `top` replaces the logits.
-      tokens: token ids of the M positions and of the next one.
+      hidden: the target's last hidden states at the M positions; None if `top` is given.
+      tokens: token ids at the M positions and at the next one.
       loss_mask: True for tokens whose prediction carries loss.
-      segments: number of the token's document within its row.
-      top: stored top-k tokens of the target; None if the logits are computed.
+      segments: number of the token's document within its row, from 1; 0 at padding.
+      top: stored most likely next tokens of the target at the M positions; None if the target's
+        logits are computed from `hidden`.
     """
 
     contexts: Float[Array, "B C Y"]
@@ -131,10 +141,11 @@ def split_chunks(
     chunk_length: int,
     top: TopTokens | None = None,
 ) -> Chunk:
-    """Split rows into chunks of `chunk_length` (C) positions, stacked on a leading axis.
+    """Split rows of T positions into chunks of C = `chunk_length`, stacked on a leading axis.
 
-    A scan over the chunks, with gradients, holds the logits of one chunk at a time: at most
-    [B, C + R, V] for the target and [R, B, C, V] for the drafter, for any T.
+    A scan over the chunks, with gradients, holds the logits of one chunk at a time. Whatever T is,
+    these are at most [B, C + R, V] for the target and [R, B, C, V] for the drafter, with B rows, R
+    draft rounds and V tokens.
     """
     T = tokens.shape[1]
     chunk_length = min(chunk_length, T)
@@ -156,7 +167,7 @@ def split_chunks(
 
 
 def join_chunks(chunks: Float[Array, "n B C Y"], length: int) -> Float[Array, "B T Y"]:
-    """Join the C positions of each chunk to rows of T = `length` positions."""
+    """Join n chunks of C positions into rows of T = `length` positions; padding is dropped."""
     n, B, C, Y = chunks.shape
     return chunks.swapaxes(0, 1).reshape(B, n * C, Y)[:, :length]
 
@@ -169,10 +180,10 @@ def round_sums(
     rounds: int,
     settings: LossSettings,
 ) -> RoundSums:
-    """Unroll the drafter for R rounds at every position of a chunk, and sum its unweighted losses.
+    """Unroll the drafter for R = `rounds` rounds at every position of a chunk, and sum the losses.
 
-    This uses the embedding of the frozen target, and also the target's vocabulary projection if the
-    chunk has no `top` or the drafter shares the target's head.
+    The sums are not weighted. The target's embedding is used, and if the chunk has no `top` or the
+    drafter shares the target's head, also the target's vocabulary projection. Both are frozen.
     """
     C = chunk.contexts.shape[1]
     known = drafter.draft_token_ids

@@ -30,7 +30,7 @@ _LINE_SECONDS = 30
 
 
 def to_scalars(metrics: StepMetrics) -> dict[str, float]:
-    """The scalars of a step by name: loss, gradient norm, and losses and accuracies per round."""
+    """Return a step's scalars by name: loss, gradient norm, losses and accuracies per round."""
     metrics = jax.device_get(metrics)
     scalars = {"loss": float(metrics.loss), "gradient_norm": float(metrics.gradient_norm)}
     for i in range(len(metrics.rounds.hard)):
@@ -43,7 +43,7 @@ def to_scalars(metrics: StepMetrics) -> dict[str, float]:
 
 
 def check_finite(step: int, learning_rate: float, **scalars: float) -> None:
-    """Refuse to continue a run that has diverged, because later steps do not recover from NaN.
+    """Check that scalars are finite, because later steps do not recover from NaN.
 
     Raises:
       InputError: a scalar is not finite.
@@ -97,7 +97,7 @@ class TrainProgress(Progress):
             self._since += 1
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
-        """Show the scalars of a step; an acceptance length stays until the next one is measured."""
+        """Show the scalars of a step; an acceptance length is shown until the next is measured."""
         if "acceptance_length" in scalars:
             self._tried = scalars
         status = status_line(self._tried | scalars)
@@ -112,7 +112,10 @@ class TrainProgress(Progress):
         return f", about {left / 60:.0f} min left" if left >= 120 else f", about {left:.0f} s left"
 
     def print_status(self, due: bool) -> None:
-        """Print the status where there is no terminal, if it is due or overdue."""
+        """Print the status line if there is no terminal.
+
+        A line is printed if it is due, or if the last one was printed more than 30 seconds ago.
+        """
         due = due or time.monotonic() - self._printed > _LINE_SECONDS
         if self._line and due and not self.console.is_terminal:
             print_line(self.console, self._line)
@@ -123,7 +126,7 @@ class TrainProgress(Progress):
 def open_log(folder: Path, resumed_step: int) -> Generator[Callable[[int, dict[str, float]], None]]:
     """Yield a function that appends the scalars of a step to `metrics.jsonl` and to TensorBoard.
 
-    A resumed run first removes the rows after the step from which it resumes, and writes them
+    Rows of `metrics.jsonl` after `resumed_step` are removed first; the resumed run writes them
     again.
     """
     path = folder / "metrics.jsonl"

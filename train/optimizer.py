@@ -15,10 +15,10 @@ _EMBEDDINGS = {"embed_tokens", "lm_head"}
 
 
 def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
-    """Clip by global norm, then apply AdamW or Muon with a warm-up cosine schedule.
+    """Make an optimizer: gradients are clipped by their global norm, then AdamW or Muon is applied.
 
-    With Muon, embeddings, output heads and vectors are still updated by AdamW. The learning rate
-    reaches zero after `steps`.
+    With Muon, AdamW still updates embeddings, output heads and vectors. The learning rate reaches
+    zero after `steps` steps.
     """
     schedule = make_schedule(settings, steps)
     clip = optax.clip_by_global_norm(settings.clip_norm)
@@ -50,7 +50,7 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
 
 
 def make_schedule(settings: OptimizerSettings, steps: int) -> optax.Schedule:
-    """Learning rate of every step, counted from 0."""
+    """Make the learning rate schedule, a function of the number of finished steps."""
     return optax.warmup_cosine_decay_schedule(
         0.0, settings.learning_rate, int(settings.warmup_fraction * steps), steps
     )

@@ -1,9 +1,9 @@
-"""Workers that are actors of Ray.
+"""Workers that are Ray actors.
 
-Worker w of n takes the items w, w + n, w + 2n and so on, and sends its results one by one as they
-are ready, so that they come out in order and none waits for a block of others to be complete. When
-a worker is lost, with its process or its machine, another takes its place and begins with the first
-item whose result has not arrived.
+Worker w of n takes the items w, w + n, w + 2n and so on. It sends each result as soon as the result
+is ready. The results are thus used in the order of the items, and none waits for a block of others.
+If the process or the machine of a worker fails, a new worker replaces it. The new worker begins
+with the first item whose result has not arrived.
 """
 
 # The extra `ray` may be missing.
@@ -44,8 +44,11 @@ _LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, Obj
 
 
 class _Worker(Generic[Loaded]):
-    """The process of a worker. It loads when it is first asked, not when it is made, so that the
-    errors of loading reach the run as they are."""
+    """The process of a worker.
+
+    The models are loaded at the first call, not when the actor is made, so that the run receives
+    the errors of loading unchanged.
+    """
 
     def __init__(self, load: Callable[[], Loaded]) -> None:
         self._load = load
@@ -66,7 +69,7 @@ class _Worker(Generic[Loaded]):
 
 
 class RayWorkers(Workers[Loaded]):
-    """Several workers; see `open_workers`.
+    """Several workers, each a Ray actor; the arguments are those of `open_workers`.
 
     Raises:
       InputError: Ray's cluster cannot be joined, or is too small.
@@ -139,27 +142,27 @@ class RayWorkers(Workers[Loaded]):
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         if self._losses[worker] == _MOST_LOSSES:
             raise InputError(
-                f"Worker {worker} was lost {_MOST_LOSSES} times without a result ({reason}); if "
-                "its memory was full, use fewer workers or a smaller batch_size."
+                f"Worker {worker} was lost {_MOST_LOSSES} times without a result ({reason}); use "
+                "fewer workers or a smaller batch_size if its memory was full, or see Ray's logs."
             )
         console = Console(stderr=True)
-        print_line(console, f"worker {worker} was lost ({reason}); another takes its place")
+        print_line(console, f"worker {worker} was lost ({reason}); a new worker replaces it")
         ray.kill(self._actors[worker])
         self._actors[worker] = self._kind.remote(self._load)
 
 
 def _cause(error: RayTaskError) -> BaseException:
-    """The error of the worker's own, if it is for the user; otherwise with its traceback there."""
+    """The worker's own error if it is an `InputError`; otherwise Ray's, with the traceback."""
     return error.cause if isinstance(error.cause, InputError) else error
 
 
 def end() -> None:
-    """End all workers, and the cluster if it is of this process."""
+    """End all workers, and the cluster if this process started it."""
     ray.shutdown()
 
 
 def check_room(settings: WorkerSettings, gpus: float, cluster: Mapping[str, float]) -> None:
-    """Refuse more workers than this machine has CPUs or GPUs for, which Ray would wait for."""
+    """Refuse workers that need more CPUs or GPUs than this machine has: Ray would wait forever."""
     for name, each, way_out in (
         ("CPU", settings.worker_cpus, "workers or worker_cpus"),
         ("GPU", gpus, "workers, worker_gpus or the mesh"),

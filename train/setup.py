@@ -1,4 +1,4 @@
-"""Loading of the inputs of a run before its first step, and checks when a run resumes."""
+"""Loading of the inputs of a training run before its first step, and checks when a run resumes."""
 
 import hashlib
 from pathlib import Path
@@ -48,9 +48,19 @@ _FREE_SETTINGS = {
 
 
 class Run(NamedTuple):
-    """The inputs of a run's steps; `batches` holds the position in the data.
+    """The inputs of a training run's steps.
 
-    `digests` maps the name of each source, and "target" or "features", to a digest of its contents.
+    Attributes:
+      settings: settings of the run.
+      mesh: mesh of devices; None for a single device.
+      target: frozen target; without layers if these are not needed.
+      drafter: drafter before its first step.
+      sources: documents and rows of each source.
+      batches: iterator of batches, which holds the position in the data.
+      optimizer: optimizer with its learning rate schedule.
+      trial: evaluation of the drafter; None if `settings.acceptance` is not set.
+      digests: digest of each input, by name: every source, "drafter.initial_drafter" if it is set,
+        and "target" or "features".
     """
 
     settings: TrainSettings
@@ -67,7 +77,7 @@ class Run(NamedTuple):
 def set_up(settings: TrainSettings, console: Console) -> Run:
     """Load the target and the data, initialize the drafter, and print the data's counts.
 
-    With features, the target's layers are loaded only if `acceptance` is set.
+    With `settings.features`, the target's layers are loaded only if `acceptance` is set.
 
     Raises:
       InputError: the target, the data or the features do not fit the settings.
@@ -157,8 +167,8 @@ def _open_features(
         )
     if loss.soft and loss.soft_temperature != 1 and loss.soft_top_k is None:
         raise InputError(
-            f"loss.soft_temperature is {loss.soft_temperature:g}, which needs probabilities that "
-            f"{settings.features} does not store; set loss.soft_top_k to {kept} or less."
+            f"loss.soft_temperature is {loss.soft_temperature:g}, which needs more probabilities "
+            f"than {settings.features} stores; set loss.soft_top_k to {kept} or less."
         )
     drafted = settings.drafter.count_draft_tokens(files.config.vocab_size)
     if loss.soft and loss.soft_temperature != 1 and drafted:
@@ -175,10 +185,15 @@ def check_same_run(
 ) -> None:
     """Check that a run with these settings may resume from a checkpoint.
 
-    `steps` may grow once all steps are taken, or change if `steps_may_change`.
+    Args:
+      saved: settings of the run that saved the checkpoint.
+      step: number of finished steps in the checkpoint.
+      settings: settings of the present run.
+      steps_may_change: whether `steps` may differ; otherwise it may only be greater, and only if
+        all steps of the saved run are finished.
 
     Raises:
-      InputError: a setting that must not change differs.
+      InputError: a setting differs that affects the parameters.
     """
     stated = settings.model_dump(mode="json")
     longer = step == saved["steps"] < settings.steps
@@ -201,9 +216,13 @@ def check_same_run(
 def check_same_inputs(
     saved: dict[str, str], stated: dict[str, str], chats: set[str], folder: Path
 ) -> None:
-    """Check that the run's inputs still have the digests that its checkpoint saved.
+    """Check that the inputs of a resumed run have the digests in its checkpoint.
 
-    `chats` names the sources that are rendered by a chat template.
+    Args:
+      saved: digests in the checkpoint, by name of the input.
+      stated: digests of the present inputs.
+      chats: names of the sources that a chat template renders.
+      folder: output folder, for the error.
 
     Raises:
       InputError: a digest differs.
@@ -211,7 +230,7 @@ def check_same_inputs(
     changed = [name for name in stated if saved.get(name) != stated[name]]
     if changed:
         dated = (
-            "; if the template writes today's date, fix the date from the first start with "
+            "; if the chat template writes today's date, state the date of the first start with "
             "data.template_arguments={date_string: ...}"
         )
         raise InputError(
@@ -221,7 +240,7 @@ def check_same_inputs(
 
 
 def digest_weights(model: Model[Any, Any]) -> str:
-    """A digest of a model's configuration and weights, which does not depend on the mesh.
+    """Return a digest of a model's configuration and weights, the same on every mesh.
 
     Every device hashes its own shard, so no weight leaves a device.
     """
@@ -245,7 +264,7 @@ def _fingerprint(array: Array) -> UInt32[Array, ""]:
 
 
 def digest_rows(windows: Windows) -> str:
-    """A digest of all tokens, masks and segments, and of the shapes of the arrays."""
+    """Return a digest of all tokens, masks and segments, and of the shape of the arrays."""
     digest = hashlib.sha256(repr(windows.tokens.shape).encode())
     for array in windows:
         digest.update(np.ascontiguousarray(array).data)

@@ -26,7 +26,13 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """Metrics of a step: means over the counted positions, per round; see `RoundSums`."""
+    """Metrics of a step.
+
+    Attributes:
+      loss: the training loss.
+      rounds: means over the positions that carry loss, per draft round.
+      gradient_norm: global norm of the gradients before clipping.
+    """
 
     loss: Float[Array, ""]
     rounds: RoundSums
@@ -34,7 +40,7 @@ class StepMetrics(NamedTuple):
 
 
 def init_state(drafter: LoadedHead, optimizer: optax.GradientTransformation) -> TrainState:
-    """Initialize the training state."""
+    """Make the training state before the first step."""
     return TrainState(drafter.params, optimizer.init(drafter.params))
 
 
@@ -59,16 +65,16 @@ def train_step(
     optimizer: optax.GradientTransformation,
     fully_sharded: bool = False,
 ) -> tuple[TrainState, StepMetrics]:
-    """Update the parameters once, from A accumulated batches; the state is donated.
+    """Update the parameters once, from A accumulated batches of B rows of T tokens.
 
-    The loss is a weighted sum over R rounds. In each round it is the mean over all counted
-    positions among the A * B * T, so that splitting a batch changes the memory use but not the
-    gradient. No prediction crosses from one document of a row to the next; `segments` numbers the
-    documents.
+    The loss is a weighted sum over R = `rounds` draft rounds. The loss of a round is the mean over
+    all positions of the A batches that carry loss. So the split into batches changes the memory use
+    but not the gradient. No prediction crosses from one document of a row to the next.
 
-    Pass the features of `train.features` (`hidden`, `log_probs` and `token_ids`) all together or
-    not at all. With features, the target's layers do not run and may be missing. On a mesh,
-    `fully_sharded` also splits the state over `data`.
+    The state is donated. The arrays are those of `Batches`, and `optimizer` is the optimizer of the
+    state. Pass the features (`hidden`, `log_probs` and `token_ids`) all together or not at all.
+    With features, the target's layers do not run and may be missing. On a mesh, `fully_sharded`
+    also splits the state over the axis `data`.
     """
     batches = Batches(tokens, loss_mask, segments, hidden, None)
     if log_probs is not None and token_ids is not None:

@@ -20,10 +20,11 @@ def watch_for_termination() -> Generator[Callable[[int], signal.Signals | None]]
     """Record SIGTERM and the first Ctrl-C within the block, and report them on stderr.
 
     The yielded function takes the number of the finished step, and returns the signal that was
-    received, or None. A second Ctrl-C ends the process within a second. If Ctrl-C was ignored
-    before, as in background jobs of scripts, it stays ignored. In a job of several processes, any
-    process may receive SIGTERM; all processes stop after the same step, which JAX coordinates.
-    Ctrl-C ends such a job without saving.
+    received, or None. A second Ctrl-C ends the process within a second. If the process ignored
+    Ctrl-C before, as background jobs of scripts do, Ctrl-C stays ignored.
+
+    In a job of several processes, any process may receive SIGTERM. JAX then makes all processes
+    stop after the same step. Ctrl-C ends such a job without saving.
     """
     if jax.process_count() > 1:
         agreed = multihost_utils.reached_preemption_sync_point
@@ -67,7 +68,7 @@ def _acknowledge() -> Generator[None]:
             if not asked and number[0] in (signal.SIGINT, signal.SIGTERM):
                 asked = True
                 name = signal.Signals(number[0]).name
-                message = f"\n{name}: finishing this step and saving; Ctrl-C stops now\n"
+                message = f"\n{name}: finishing this step and saving; Ctrl-C stops now, unsaved\n"
                 with suppress(OSError):
                     os.write(2, message.encode())
 

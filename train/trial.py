@@ -48,15 +48,15 @@ _HARDLY = 1.1
 
 
 class Trial(NamedTuple):
-    """The evaluation prompts, and the folder of the best drafter.
+    """The evaluation of the drafter during training.
 
     Attributes:
       settings: settings of the evaluation.
-      rows: token ids of the prompts, one list per row.
+      rows: token ids of the prompts, one list per prompt and turn.
       stop_tokens: tokens that end an answer; empty for prompts that are plain texts.
       folder: folder to which the best drafter is exported.
-      measured_on: digest of everything besides the two models on which the acceptance length
-        depends.
+      measured_on: digest of the prompts, the limits and the tree. Acceptance lengths are comparable
+        only with the same digest.
     """
 
     settings: AcceptanceSettings
@@ -71,7 +71,7 @@ class Best(NamedTuple):
 
     Attributes:
       step: training step of the drafter.
-      acceptance_length: its acceptance length.
+      acceptance_length: its acceptance length on the prompts, in tokens per target call.
       measured_on: digest of the evaluation, from `Trial.measured_on`.
       texts: number of decoded texts.
       repeating: number of texts that repeat themselves.
@@ -89,14 +89,19 @@ class Best(NamedTuple):
 def plan_trial(
     settings: TrainSettings, files: TargetFiles, mesh: Mesh | None, chats: bool
 ) -> Callable[[Target], Trial] | None:
-    """Read the evaluation prompts before any model is loaded; None if `acceptance` is not set.
+    """Read the evaluation prompts before any model is loaded.
 
-    The returned function takes the target and returns the `Trial`. It needs the target because a
-    later turn is encoded after the answers to earlier turns. It raises `InputError` if a later turn
-    does not fit.
+    Args:
+      settings: settings of the training run.
+      files: files of the target.
+      mesh: mesh of devices; None for a single device.
+      chats: whether the training data has conversations. If it has, or if the tokenizer has a chat
+        template, prompts are user turns unless `acceptance.chat` overrides this.
 
-    By default, prompts are user turns if the training data has conversations (`chats`) or the
-    tokenizer has a chat template; `acceptance.chat` overrides this.
+    Returns:
+      None if `acceptance` is not set; otherwise a function from the target to the `Trial`. The
+      target is needed because a later turn is encoded after the answers to earlier turns. The
+      function raises `InputError` if a later turn does not fit.
 
     Raises:
       InputError: the prompts cannot be used, or the tree does not fit the models.
@@ -148,12 +153,13 @@ def _prepare(
 def try_drafter(trial: Trial, target: Target, drafter: LoadedHead) -> dict[str, float]:
     """Decode all prompts greedily, and measure the acceptance.
 
-    The drafter runs in the target's dtype, as it does when it is used.
+    The drafter runs in the target's dtype, as in later use.
 
     Returns:
-      A mapping with `acceptance_length`; for every reached depth d, `acceptance_rate/depth_d` and
-      `acceptance_calls/depth_d`, the number of target calls from which the rate is computed; and
-      `trial/texts`, `trial/repeating` and `trial/short`, the counts of `Best`.
+      The measures by name: `acceptance_length`; for every reached depth d of the tree,
+      `acceptance_rate/depth_d`, and as `acceptance_calls/depth_d` the number of target calls from
+      which this rate is computed; `trial/texts`, `trial/repeating` and `trial/short`, the counts of
+      `Best`.
     """
     dtype = target.merge().dtype
     drafter = jax.tree.map(lambda leaf: leaf.astype(dtype), drafter)
@@ -194,9 +200,17 @@ def keep_best(
 ) -> Best:
     """Export the drafter if it is better than the best so far, and return the new best.
 
-    `texts` are the last fields of `Best`. A best drafter that was measured on other prompts or
-    trees is always replaced. A run that is killed during the export leaves one complete drafter, in
-    `trial.folder` or in `<folder>.old` beside it.
+    A best drafter that was measured on other prompts or another tree is always replaced. A run that
+    is killed during the export leaves one complete drafter, in `trial.folder` or in the folder of
+    the same name with the suffix `.old`.
+
+    Args:
+      trial: the evaluation.
+      best: the best drafter so far; None at the first evaluation.
+      step: training step of `drafter`.
+      measured: acceptance length of `drafter`.
+      drafter: the drafter that was evaluated.
+      texts: values of the fields `texts`, `repeating` and `short` of `Best`.
     """
     if best and best.measured_on == trial.measured_on and measured <= best.acceptance_length:
         return best
@@ -207,7 +221,11 @@ def keep_best(
 
 
 def describe_best(best: Best | None, settings: TrainSettings) -> str:
-    """Describe the result of a run and the next step in a sentence; speed is not measured here."""
+    """Describe in a sentence what a training run's evaluation shows, and what to do next.
+
+    Training does not measure speed. The sentence says how fast a target call must be for the
+    drafter to make decoding faster.
+    """
     target, drafter = settings.target, settings.output_dir / ("best" if best else "drafter")
     words = [
         f"target={target}",
@@ -218,16 +236,16 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
     if settings.data.chat_template != "tokenizer":  # the default of `eval compare`
         words.append(f"chat_template={settings.data.chat_template}")
     compare = (
-        "`eval compare` measures its speed beside no drafting: python -m eval compare --config "
+        "`eval compare` measures its speed against no drafting: python -m eval compare --config "
         f"configs/compare.yaml {shlex.join(words)}"
     )
     trial = settings.acceptance
     if best is None or trial is None:
-        return f"No verdict: the head was not tried (acceptance); {compare}"
+        return f"No verdict: the head was not tried, because `acceptance` is not set; {compare}"
     texts = Texts(best.texts, best.repeating, best.short)
     if trial.tree.lookup_tokens:
         looked_up = f"acceptance.tree has lookup_tokens={trial.tree.lookup_tokens}"
-        gain = "and what lookup gains is not the head's"
+        gain = "and a gain of prompt lookup is not the head's"
         return f"Too little data to tell: {looked_up}, {gain}; {compare}"
     if texts.fault:
         return (
@@ -240,8 +258,8 @@ def describe_best(best: Best | None, settings: TrainSettings) -> str:
     )
     if best.acceptance_length < _HARDLY:
         return (
-            f"Slower than no head, wherever it runs: {gained}; train on more tokens, best on the "
-            "target's own words (train regenerate)."
+            f"Slower than no head, wherever it runs: {gained}; train on more tokens, best on text "
+            "that the target writes (train regenerate)."
         )
     return (
         f"Faster where a call over the tree costs less than {best.acceptance_length:.2f} calls of "

@@ -1,7 +1,7 @@
-"""Work that this process does alone, or that several processes share.
+"""Work that this process does alone, or that several worker processes share.
 
-A worker loads the models once and works through its items, in order. With `workers`, each worker is
-an actor of Ray in a process of its own, on this machine or on a cluster; see `ray_workers`.
+A worker loads the models once and processes its items in order. With the setting `workers`, each
+worker is a Ray actor in its own process, on this machine or on a cluster; see `ray_workers`.
 """
 
 from abc import ABC, abstractmethod
@@ -24,25 +24,25 @@ Result = TypeVar("Result")
 
 
 class Workers(ABC, Generic[Loaded]):
-    """Those who share the work, each with what it has loaded."""
+    """The workers of a command, each with what it has loaded."""
 
     @abstractmethod
     def ask(self, question: Callable[[Loaded], Result]) -> Result:
-        """The answer of one worker."""
+        """Call a function on what one worker has loaded, and return its result."""
 
     @abstractmethod
     def share(
         self, work: Callable[[Loaded, Sequence[Item]], Iterator[Result]], items: Sequence[Item]
     ) -> Iterator[Result]:
-        """The result of every item, in the order of the items.
+        """Yield the result of every item, in the order of the items.
 
-        `work` takes any of the items and yields their results in order. The result of an item does
-        not depend on the other items.
+        `work` takes what a worker has loaded and some of the items, and yields the results of these
+        items in order. The result of an item must not depend on the other items.
         """
 
 
 class OneProcess(Workers[Loaded]):
-    """This process, which does all the work."""
+    """This process as the only worker."""
 
     def __init__(self, load: Callable[[], Loaded]) -> None:
         self._loaded = load()
@@ -57,10 +57,10 @@ class OneProcess(Workers[Loaded]):
 
 
 def prepare(settings: WorkerSettings) -> None:
-    """Refuse workers without Ray or in a job of several processes; leave the devices to workers.
+    """Check that the workers can be used, and leave the accelerators to them.
 
-    With workers, JAX uses only the CPU in this process from then on: this sets `jax_platforms`. To
-    be called before JAX looks for devices.
+    If `settings.workers` is set, this restricts JAX in this process to the CPU, by setting
+    `jax_platforms`. It must be called before JAX looks for devices.
 
     Raises:
       InputError: workers cannot be used, or JAX already uses other devices in this process.
@@ -69,16 +69,16 @@ def prepare(settings: WorkerSettings) -> None:
         return
     if jax.distributed.is_initialized():
         raise InputError(
-            f"workers is {settings.workers} in a job of several processes, but each worker is a "
-            "process of its own; leave out workers, or the options of the job."
+            f"workers is {settings.workers} in a job of several processes, but workers run only "
+            "from a single process; leave out workers, or the options of the job."
         )
     try:
         import_module("ray")
     except ModuleNotFoundError:
         raise InputError(
             f"workers is {settings.workers}, which needs the package ray, which is not installed; "
-            "in a checkout of redrafter-jax, pip install '.[train,ray]' installs it; without "
-            "workers, this process does the work alone."
+            "in a checkout of redrafter-jax, install it with pip install '.[train,ray]', or leave "
+            "out workers."
         ) from None
     # This process would take most of a GPU's memory from a worker.
     before = jax.config.jax_platforms
@@ -87,8 +87,8 @@ def prepare(settings: WorkerSettings) -> None:
         jax.config.update("jax_platforms", before)
         raise InputError(
             f"workers is {settings.workers}, but JAX already uses the {backend.upper()} in this "
-            "process, which would keep its memory from the workers; run the command in a process "
-            "of its own."
+            f"process, so the workers could not use the memory of the {backend.upper()}; run the "
+            "command in a new process."
         )
 
 
@@ -96,13 +96,14 @@ def prepare(settings: WorkerSettings) -> None:
 def open_workers(
     settings: WorkerSettings, mesh: MeshSettings, load: Callable[[], Loaded], ahead: int
 ) -> Generator[Workers[Loaded]]:
-    """The workers of a command.
+    """Open the workers of a command, and end them after the block.
 
     Args:
-      settings: the number of workers.
+      settings: the number of workers, and what Ray reserves for each.
       mesh: the devices of each worker.
-      load: what each worker loads; with `workers`, it can be pickled.
-      ahead: number of results that a worker holds before it waits for the others.
+      load: function that each worker calls once to load the models; it must be picklable if
+        `workers` is set.
+      ahead: number of results that a worker holds before it waits for the other workers.
 
     Raises:
       InputError: Ray's cluster cannot be joined, or is too small.
@@ -119,5 +120,8 @@ def open_workers(
 
 
 def absolute(path: Path) -> Path:
-    """The absolute path of what exists: workers may run in another folder. Hub ids stay."""
+    """Make an existing path absolute, because workers may run in another folder.
+
+    Other values, such as hub ids, are returned unchanged.
+    """
     return path.resolve() if path.exists() else path

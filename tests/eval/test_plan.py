@@ -158,4 +158,4 @@ def test_what_does_not_fit_is_said(
     evaluate(["plan", "--config", str(config), "slots=2147483616", "gpu=h100"])
     said = capsys.readouterr().out
     assert "temporaries are not computed: Not today." in said
-    assert "Without them: It does not fit." in said
+    assert "Without temporaries: It does not fit." in said

@@ -104,10 +104,10 @@ def configs(tmp_path_factory: pytest.TempPathFactory, pair_settings: dict[str, A
             "batch_sizes includes 8, but there are only 5 prompts; give",
         ),
         (["tune", "output=."], r"output is \., a folder; set output=FILE"),
-        (["tune", "output=none/draft.yaml"], "the folder none is missing, set output=FILE"),
+        (["tune", "output=none/draft.yaml"], "the folder none is missing; make .* output=FILE"),
         (
             ["tune", "drafter=some/body"],
-            "some/body, not a local folder; train it, or for a hub id, set output=FILE",
+            "some/body, not a local folder; correct drafter, or set output=FILE",
         ),
         (["tune", "mesh.model=2"], "eval tune measures one device; leave mesh out"),
     ],

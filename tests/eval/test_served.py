@@ -84,7 +84,8 @@ def test_requests_without_a_whole_answer_are_told_and_count_in_no_speed() -> Non
     found[2]["errors"] = {"queue_full": 9}
     said = verdict(found)
     assert said.endswith(
-        "; 9 of 160 requests had no whole answer, from 4 requests/s on, and count in no figure."
+        "; 9 of 160 requests, from 4 requests/s on, had no whole answer and are not included in "
+        "any figure."
     )
     assert [one.rate for one in compare_rates(found)] == [1, 4]
 

@@ -142,7 +142,7 @@ def test_a_program_that_takes_long_to_compile_ends_the_search_with_its_measureme
     # The baseline, one tree, and four turns of both.
     assert clock[0] <= 60 * minutes + 2 * 240 + 2 + 4 * 2
     assert not [begun for begun in compiled if begun >= 60 * minutes + 240]
-    assert "There was time for: batch size 1, greedy: " in shown
+    assert "The time limit allowed only: batch size 1, greedy: " in shown
     assert ("No time was left for: batch size 2, greedy." in shown) == (minutes < 30)
     rows = json.loads((config.parent / "report" / "tune.json").read_text())["rows"]
     assert all(row["turns"] >= 4 for row in rows if row["finalist"])
@@ -213,8 +213,8 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             {"recurrent": 9},
             Texts(8, repeating=4),
             "Too little data to tell: 4 of 8 texts repeat themselves, which any drafter guesses; "
-            "the table has the tree that was fastest on these, so tune again with more prompts or "
-            "minutes, or with others.",
+            "the table has the tree that was fastest on these prompts; tune again with more "
+            "prompts, other prompts or more minutes.",
         ),
         (
             SMALL,
@@ -229,8 +229,8 @@ def test_what_is_faster_and_had_nothing_accepted_is_noise() -> None:
             (0.8, 0.9, 0.95),
             {"recurrent": 9},
             Texts(2),
-            "Too little data to tell: 2 texts, but 8 are needed; the table has no tree, so "
-            "tune again with more prompts or minutes, or with others.",
+            "Too little data to tell: 2 texts, but 8 are needed; the table has no tree; tune "
+            "again with more prompts, other prompts or more minutes.",
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_the_verdict_says_whose_gain_the_chosen_tree_is(
 @pytest.mark.parametrize(
     ("turns", "faster", "words"),
     [
-        (8, 7, r"No clear .*, faster in 7 of 8 turns\).*; the table has this tree, so tune again"),
+        (8, 7, r"No clear .*, faster in 7 of 8 turns\).*; the table nevertheless has this tree"),
         (
             4,
             4,

@@ -224,7 +224,7 @@ def test_another_target_a_full_disk_and_a_foreign_index_are_refused(
     stated = values(own, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-        assert "more, but 0 bytes are free; make room" in start(stated, "features", code=2).err
+        assert "space, but 0 bytes are free; make room" in start(stated, "features", code=2).err
     start(stated, "features")
     save_target(init_target(CONFIG, 1), own)
     assert "holds features of another target (" in start(stated, code=2).err

@@ -114,7 +114,7 @@ def test_a_run_can_start_with_a_trained_drafter(
 
     assert_same(start_with(2), trained)
     assert_same(start_with(2, draft_vocab_size="auto"), trained)
-    with pytest.raises(InputError, match=r"draft_vocab_size is None, but .* has 3; set"):
+    with pytest.raises(InputError, match=r"draft_vocab_size is None, but .*_vocab_size 3; set"):
         start_with(2, draft_vocab_size=None)
     with pytest.raises(InputError, match=r"whose num_draft_layers is ., not 5; set the same"):
         start_with(2, num_draft_layers=5)

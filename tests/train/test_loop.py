@@ -151,7 +151,7 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_goes_on(
     monkeypatch.setattr("train.loop.train_step", step_with_signal)
     for step, name, code in ((7, "SIGTERM", 0), (14, "SIGINT", 130)):
         said = start(values, code=code)
-        assert f"stopped by {name} after step {step}; the same command goes on" in said.out
+        assert f"stopped by {name} after step {step}; the same command continues" in said.out
         assert f"{name}: finishing this step and saving; Ctrl-C stops now" in said.err
         assert not (output / "drafter").exists()
     assert "resumed from step 7" in said.out
@@ -160,7 +160,7 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_goes_on(
     assert "resumed from step 14" in said.out
     *_, written, verdict, stopped = said.out.splitlines()
     assert written == f"drafter written to {output}/drafter"
-    assert verdict.startswith("No verdict: the head was not tried (acceptance); `eval compare`")
+    assert verdict.startswith("No verdict: the head was not tried, because `acceptance` is not set")
     assert stopped == "stopped by SIGINT after step 40"
     assert_same_weights(output, finished)
 

@@ -43,7 +43,7 @@ with watch_for_termination():
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "\n"
         told = process.stdout.readline()
-        assert told == "SIGINT: finishing this step and saving; Ctrl-C stops now\n"
+        assert told == "SIGINT: finishing this step and saving; Ctrl-C stops now, unsaved\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
 

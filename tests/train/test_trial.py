@@ -74,7 +74,7 @@ def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turn
 @pytest.mark.parametrize(
     ("best", "told"),
     [
-        (None, "No verdict: the head was not tried (acceptance); `eval compare` measures its"),
+        (None, "No verdict: the head was not tried, because `acceptance` is not set; `eval comp"),
         (
             Best(9, 1.03, "a", 24),
             "Slower than no head, wherever it runs: a target call gains 1.03 tokens (1.00 without "

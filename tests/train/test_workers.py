@@ -149,7 +149,7 @@ def test_when_a_worker_is_killed_another_reads_the_rest(
         program="import train.features as written; written._SHARD_BYTES = 1\n"
         "from train.__main__ import main; main()",
     )
-    assert "another takes its place" in told
+    assert "a new worker replaces it" in told
     run_train(tmp_path, values | {"features": str(tmp_path / "one")}, "features", "top_k=5")
     expected = {one.name: one.read_bytes() for one in (tmp_path / "one").iterdir()}
     assert {one.name: one.read_bytes() for one in two.iterdir()} == expected

@@ -25,7 +25,16 @@ _ENDLESS = 2**48
 
 
 class Batch(TypedDict):
-    """The batch of one step: the arrays of `Windows`, and features of the rows if stored."""
+    """The rows that one step reads: the arrays of `Windows`, and the features if they are stored.
+
+    Attributes:
+      tokens: token ids.
+      loss_mask: True for tokens whose prediction carries loss.
+      segments: number of the token's document within its row, from 1; 0 at padding.
+      hidden: the target's hidden states at the tokens; absent if the target runs in training.
+      log_probs: log-probabilities of the target's k most likely next tokens; absent if `hidden` is.
+      token_ids: ids of these k tokens; absent if `hidden` is.
+    """
 
     tokens: Int[np.ndarray, "B T"]
     loss_mask: Bool[np.ndarray, "B T"]
@@ -44,9 +53,16 @@ def make_batches(
 ) -> grain.DatasetIterator[Batch]:
     """Make an endless, shuffled, deterministic iterator whose position can be saved and restored.
 
-    Each source is shuffled and repeated separately; its share of the rows is its weight divided by
-    the sum of weights. `part` is the index of this process's part of every batch, and the number of
-    parts; `features` has a reader for the features of each source's rows, or None.
+    Each source is shuffled and repeated separately. Its share of the rows is its weight divided by
+    the sum of all weights.
+
+    Args:
+      sources: the rows and the weight of each source.
+      batch_size: number of rows of a batch, over all processes.
+      seed: seed of the shuffling.
+      part: index of this process's part of every batch, and the number of parts.
+      features: function that reads the features of a row, for each source; None for a source
+        without features, or instead of the list.
 
     Raises:
       InputError: a source has too few rows; see `refuse_few_rows`.
@@ -62,21 +78,24 @@ def make_batches(
 
 
 def refuse_few_rows(sources: Sequence[tuple[Windows, float]], batch_size: int) -> None:
-    """Refuse a source with fewer rows than its share of a batch, because rows would repeat."""
+    """Refuse a source with fewer rows than its share of a batch: a batch would repeat rows."""
     total = sum(weight for _, weight in sources)
     for index, (windows, weight) in enumerate(sources):
         (count, length), needed = windows.tokens.shape, math.ceil(batch_size * weight / total)
         if count < needed:
             raise InputError(
                 f"data.sources.{index} gives {count} row{'s' * (count != 1)} of {length} tokens, "
-                f"fewer than its share of {needed} in each step; lower "
+                f"fewer than its share of {needed} rows in each step; lower "
                 "data.sequence_length, optimizer.batch_size, "
                 "optimizer.accumulation_steps or the source's weight."
             )
 
 
 def place_batch(batch: Batch, accumulation: int, mesh: Mesh | None) -> dict[str, Array]:
-    """Reshape a batch to [A, B, T, ...] for `train_step`, and place it on the mesh."""
+    """Reshape a batch for `train_step`, and place it on the mesh.
+
+    The arrays get the shape [A, B, T, ...]: A = `accumulation` batches of B rows of T tokens.
+    """
 
     def place(rows: np.ndarray) -> Array:
         split = rows.reshape(accumulation, -1, *rows.shape[1:])

@@ -1,9 +1,9 @@
 """Rendering of conversations through a chat template, and masks of the assistant's tokens.
 
-To locate an assistant turn, the conversation is rendered twice: up to the turn, which is the prompt
-when decoding, and including the turn. Both texts must be prefixes of the whole text. The turn
-carries loss if their tokens are prefixes too, because then training sees the same tokens as
-decoding.
+To locate an assistant turn, the conversation is rendered twice: before the turn, as the prompt in
+decoding, and including the turn. Both texts must be prefixes of the whole text. The turn carries
+loss only if the tokens of both texts are also prefixes of the whole text's tokens. Then training
+sees the same tokens as decoding.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ class Rendered(NamedTuple):
     Attributes:
       place: file and line of the record.
       whole: the whole text.
-      turns: for each turn that carries loss, the prefixes of `whole` before and including the turn.
+      turns: for each assistant turn that may carry loss, the prefix of `whole` before the turn and
+        the prefix that includes the turn.
       unread: fields of the record that neither this code nor the template reads.
     """
 
@@ -40,7 +41,7 @@ class Rendered(NamedTuple):
 
 
 def load_template(settings: DataSettings, files: TargetFiles) -> ChatTemplate:
-    """Load the template that `data.chat_template` names.
+    """Load the chat template that `data.chat_template` names.
 
     Raises:
       InputError: the tokenizer has no template, or lacks tokens that a built-in template needs.
@@ -56,9 +57,10 @@ def load_template(settings: DataSettings, files: TargetFiles) -> ChatTemplate:
 def render_chat(
     template: ChatTemplate, chat: Chat, which: Literal["all", "last"]
 ) -> Rendered | Skip:
-    """Render a conversation, or return a `Skip` if the template refuses it.
+    """Render a conversation, or return a `Skip` if the template refuses the turns.
 
-    With `last`, the conversation ends at the last answer that carries loss.
+    `which` selects the answers that may carry loss. With "last", the conversation ends at the last
+    answer whose weight is not 0.
 
     Raises:
       InputError: the template is not prefix-stable, which means that later turns change the text of
@@ -84,7 +86,7 @@ def render_chat(
     for index, (before, after) in zip(answers, pairs, strict=True):
         if after.startswith(before) and whole.startswith(after):
             continue
-        when = "its answer is added" if not after.startswith(before) else "later turns are added"
+        when = "the answer is added" if not after.startswith(before) else "later turns are added"
         remedy = (
             "set data.train_turns=last to train on the last answer of each conversation alone"
             if which == "all"
@@ -92,7 +94,7 @@ def render_chat(
         )
         raise InputError(
             f"The chat template of {template.name} is not prefix-stable: at {chat.place}, turn "
-            f"{index + 1} of {len(turns)}, the preceding text changes when {when}, so the "
+            f"{index + 1} of {len(turns)}, earlier text changes when {when}, so the "
             f"assistant's tokens cannot be located; {remedy}."
         )
     unread = (*chat.unread, *_unread_by_template(template, turns, whole))
@@ -117,11 +119,14 @@ def _unread_by_template(template: ChatTemplate, turns: Sequence[Turn], whole: st
 def mask_answers(
     whole: Sequence[int], turns: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[Bool[np.ndarray, " t"], int]:
-    """The mask of the tokens that carry loss, and the number of turns that carry none.
+    """Return the mask of the tokens that carry loss, and the number of turns that carry none.
 
-    `turns` holds the prefixes of `Rendered.turns`, as tokens. A turn carries no loss if a token
-    spans its boundary, because decoding starts at the boundary and would see other tokens. Later
-    turns are not affected.
+    A turn carries no loss if a token spans its boundary: decoding starts at the boundary, so it
+    would see other tokens. Later turns are not affected.
+
+    Args:
+      whole: tokens of the whole conversation.
+      turns: for each turn, the tokens of the two prefixes in `Rendered.turns`.
     """
     mask, left_out = np.zeros(len(whole), bool), 0
     for before, after in turns:

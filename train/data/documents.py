@@ -1,4 +1,4 @@
-"""Documents of the sources: records are read, rendered, tokenized, and checked or skipped."""
+"""From records to documents: records are read, rendered, tokenized, and checked or skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -25,7 +25,14 @@ _BATCH = 256
 
 
 class SourceDocuments(NamedTuple):
-    """The documents and the skipped records of a source, each in file order."""
+    """The documents of a source of training data.
+
+    Attributes:
+      name: the source's name in messages.
+      weight: the source's share of the rows, relative to other sources.
+      documents: the usable records as tokens, in the order of the files.
+      skips: the skipped records, in the order of the files.
+    """
 
     name: str
     weight: float
@@ -75,8 +82,8 @@ def fitting_tokenizer(settings: DataSettings, files: TargetFiles) -> Tokenizer:
         )
     if not config.eos_token_ids:
         raise InputError(
-            f"{files.name} states no eos_token_id, which separates documents; add it to its "
-            "config.json."
+            f"{files.name} states no eos_token_id, the token that separates documents; add "
+            "eos_token_id to the target's config.json."
         )
     return tokenizer
 
@@ -91,8 +98,8 @@ def encode_records(
     """Encode each record as a document, or as a skip if it cannot be used.
 
     Raises:
-      InputError: a token is outside the target's vocabulary, the template cannot be loaded, or it
-        is not prefix-stable.
+      InputError: a token is outside the target's vocabulary, or the template cannot be loaded or is
+        not prefix-stable.
     """
     for batch in batched(records, _BATCH):
         rendered = [
@@ -128,7 +135,7 @@ def encode_records(
 
 
 def read_records(source: SourceSettings) -> Iterator[Record | Skip]:
-    """Read the records of a source in the order of the file; unusable records become skips.
+    """Read the records of a source in the order of its files; unusable records become skips.
 
     Raises:
       InputError: the source cannot be read.
@@ -183,8 +190,8 @@ def _check_tokens(place: str, ids: Sequence[int], tokenizer: Tokenizer, vocab_si
             named = f" ({tokenizer.id_to_token(token)!r})" if known else ""
             raise InputError(
                 f"{place} holds token {token}{named}, which is outside the vocabulary of "
-                f"{vocab_size} tokens; use tokens of this target's tokenizer within its "
-                "vocabulary."
+                f"{vocab_size} tokens; remove this token from the record, or encode the record "
+                "with the target's own tokenizer."
             )
 
 
@@ -193,8 +200,8 @@ def refuse_many_skips(name: str, skips: Sequence[Skip], total: int, settings: Da
     if settings.skips == "report" and 2 * len(skips) > total:
         raise InputError(
             f"{name}: {len(skips)} of {total} records are left out, more than half: "
-            f"{describe_skips(skips)}. Correct them, the template or the format, or set "
-            "data.skips=allow to train on the other records."
+            f"{describe_skips(skips)}. Correct the records, the chat template or the source's "
+            "format, or set data.skips=allow to train on the other records."
         )
 
 
@@ -204,7 +211,7 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
     if not documents:
         why = f"all {total} records are left out: {reasons}" if total else "it has no records"
         raise InputError(
-            f"{loaded.name} has nothing to train on: {why}. Change its data, or leave this source "
+            f"{loaded.name} has nothing to train on: {why}. Change the data, or leave this source "
             "out."
         )
     refuse_many_skips(loaded.name, skips, total, settings)
@@ -219,12 +226,13 @@ def _check(loaded: SourceDocuments, source: SourceSettings, settings: DataSettin
             )
         if faults:
             raise InputError(
-                f"{loaded.name}: {'; '.join(faults)}. Correct them, or set data.skips=report to "
-                "train without them."
+                f"{loaded.name}: {'; '.join(faults)}. Correct these records, or set "
+                "data.skips=report to train without them."
             )
     masks = [document.loss_mask for document in documents if document.kind != "text"]
     if masks and source.full_masks == "refuse" and all(mask.all() for mask in masks):
         raise InputError(
             f"{loaded.name}: the masks of all {len(masks)} records count every token, so prompts "
-            "would carry loss too; correct them, or set full_masks: allow if this is intended."
+            "would carry loss too; correct the masks, or set full_masks: allow on the source if "
+            "this is intended."
         )

@@ -3,7 +3,8 @@
 A folder of features holds `index.json` and shards, `00000.safetensors` and so on. A shard holds the
 n tokens of some rows, concatenated without padding: `hidden` [n, Z] and `log_probs` [n, k] in
 bfloat16; `token_ids` [n, k] in uint16, or in int32 for larger vocabularies; and `starts`, the
-offsets of the rows, followed by the end of the last row.
+offsets of the rows, followed by the end of the last row. Z is the target's width times the number
+of stored hidden states per token, and k the number of stored tokens per token.
 """
 
 import hashlib
@@ -31,13 +32,13 @@ class FeatureIndex(Settings):
     Attributes:
       target: digest of the target's files, from `TargetFiles.digest`.
       target_dtype: dtype in which the target ran.
-      context_layers: layers whose hidden states are stored before the last hidden states.
-      raw_layers: whether the stored states are outputs of layers; otherwise the target's final norm
-        has been applied to them.
-      top_k: k, the number of stored most likely tokens per position.
+      context_layers: target layers whose outputs are stored, before the last hidden states.
+      raw_layers: whether these outputs are stored unchanged; otherwise the target's final norm is
+        applied to them.
+      top_k: k, the number of most likely next tokens stored per position.
       rows_per_pass: number of rows that the target reads together.
-      sources: the first row of every source, by the digest of its rows.
-      shards: the first row of every shard, followed by the number of rows.
+      sources: index of the first row of every source, by the digest of the source's rows.
+      shards: index of the first row of every shard, followed by the total number of rows.
     """
 
     target: str
@@ -51,16 +52,16 @@ class FeatureIndex(Settings):
 
     @property
     def digest(self) -> str:
-        """Digest of the index."""
+        """SHA-256 digest of all fields, in hexadecimal."""
         # Leave out defaults, so that features written before a field existed keep their digest.
         return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
 
 def read_index(folder: Path) -> FeatureIndex | None:
-    """Read the index of a folder; None if there is no index.
+    """Read `index.json` of a folder of features; None if there is no such file.
 
     Raises:
-      InputError: the index cannot be read.
+      InputError: the file is not an index of features.
     """
     path = folder / "index.json"
     if not path.is_file():
@@ -68,11 +69,13 @@ def read_index(folder: Path) -> FeatureIndex | None:
     try:
         return FeatureIndex.model_validate_json(path.read_bytes())
     except ValidationError:
-        raise InputError(f"{path} is not an index of features; use another folder.") from None
+        raise InputError(
+            f"{path} is not an index of features; set features to another folder."
+        ) from None
 
 
 def shard_path(folder: Path, shard: int) -> Path:
-    """Path of a shard."""
+    """Path of the file of a shard, which is given by its number."""
     return folder / f"{shard:05}.safetensors"
 
 
@@ -87,8 +90,14 @@ def open_features(
 ) -> tuple[FeatureIndex, list[ReadRow]]:
     """Open complete features; return their index, and a reader of the rows of every source.
 
-    `target` and the values of `sources` (by name) are digests. `length` is T, the length of a row.
-    The features may have more layers than `context_layers`.
+    Args:
+      folder: folder of the features.
+      target: digest of the target's files.
+      target_dtype: dtype of the target.
+      context_layers: target layers whose outputs are read; the features may have further layers.
+      raw_layers: whether these outputs are needed without the target's final norm.
+      sources: digest of the rows of each source, by the source's name.
+      length: T, the number of tokens of a row.
 
     Raises:
       InputError: the features are missing, incomplete or damaged, or were written for another

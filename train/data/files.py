@@ -19,11 +19,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
-    """Read the records of `files` or `hub` in order; unreadable records become skips.
+    """Read the records of a source's `files` or `hub` in order; unreadable records become skips.
 
     Raises:
       InputError: a file is missing, damaged or of an unsupported type, the dataset cannot be
-        loaded, or a package that reads it is missing.
+        loaded, or a package for the file or the dataset is missing.
     """
     if source.files is None:
         yield from _hub_rows(source)
@@ -41,7 +41,7 @@ def read_raw(source: SourceSettings) -> Iterator[Raw | Skip]:
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """Find the files of paths and globs, in the order of the list; a glob's files are sorted.
+    """Find the files of paths and globs, in the order of `patterns`; a glob's files are sorted.
 
     Raises:
       InputError: a pattern matches no file, names a folder, or matches a file twice.
@@ -51,7 +51,7 @@ def find_files(patterns: list[str]) -> list[Path]:
         with _reading(pattern):  # the name may be too long, or have ** within it
             matches = _matches(Path(pattern))
         if not matches:
-            raise InputError(f"There is no file {pattern!r}; correct files of the source.")
+            raise InputError(f"There is no file {pattern!r}; correct the source's files.")
         for match in matches:
             if match in found:
                 raise InputError(f"{match} is listed twice in a source's files; list it once.")
@@ -62,7 +62,8 @@ def find_files(patterns: list[str]) -> list[Path]:
 def _matches(path: Path) -> list[Path]:
     if path.is_dir():
         raise InputError(
-            f"'{path}' is a folder; use files: [{path}/*.jsonl], or folder: for text files."
+            f"'{path}' is a folder; use files: [{path}/*.jsonl], or for a folder of text files set "
+            "folder instead of files."
         )
     # Brackets in the name of an existing file are literal.
     if path.is_file():
@@ -92,7 +93,9 @@ def _json_list(path: Path) -> Iterator[Raw]:
     try:
         records = _parse(content)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text at byte {error.start}.") from None
+        raise InputError(
+            f"{path} is not UTF-8 text at byte {error.start}; convert it to UTF-8."
+        ) from None
     except ValueError as error:
         raise InputError(
             f"{path} is not valid JSON: {error}; if each line is a record, rename it to .jsonl."
@@ -104,7 +107,7 @@ def _json_list(path: Path) -> Iterator[Raw]:
 
 
 def _parse(content: bytes) -> Any:
-    """Parse a JSON value; raises ValueError or its subclass UnicodeDecodeError."""
+    """Parse a JSON value; a fault raises ValueError or its subclass UnicodeDecodeError."""
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -117,7 +120,7 @@ def _open(path: Path) -> BufferedIOBase:
 
 @contextmanager
 def _reading(path: Path | str) -> Generator[None]:
-    """Open a block in which errors of reading, such as a damaged archive, become `InputError`s."""
+    """Open a block in which errors of reading `path` become `InputError`s."""
     try:
         yield
     except InputError:
@@ -128,7 +131,10 @@ def _reading(path: Path | str) -> Generator[None]:
 
 def _cannot_read(path: Path | str, error: Exception) -> NoReturn:
     reason = getattr(error, "strerror", None) or str(error)
-    raise InputError(f"Cannot read {path}: {reason.rstrip('.')}.") from None
+    raise InputError(
+        f"Cannot read {path}: {reason.rstrip('.')}; replace the file, or correct the source's "
+        "files."
+    ) from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Raw]:
@@ -155,7 +161,8 @@ def _hub_rows(source: SourceSettings) -> Iterator[Raw]:
     except Exception as error:  # from the hub, the network or files
         raise InputError(
             f"Cannot load {source.title}, subset {source.subset}, split {source.split}: "
-            f"{' '.join(str(error).split())}"
+            f"{' '.join(str(error).split()).rstrip('.')}; correct the source's hub, subset, split "
+            "or revision."
         ) from None
 
 

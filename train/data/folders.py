@@ -12,7 +12,7 @@ from .types import Text
 
 
 def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Text]:
-    """Read the training files of a folder, or the held-out files, sorted by path.
+    """Read the training files of a folder, or with `held_out` the held-out files, sorted by path.
 
     Raises:
       InputError: the errors of `find_texts`, or a file cannot be read or is not UTF-8.
@@ -26,7 +26,10 @@ def read_folder(settings: SourceSettings, *, held_out: bool = False) -> list[Tex
                 f"{path} is not UTF-8 at byte {error.start}; add it to the source's exclude."
             ) from None
         except OSError as error:
-            raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+            raise InputError(
+                f"Cannot read {path}: {error.strerror}; make the file readable, or add it to the "
+                "source's exclude."
+            ) from None
     return files
 
 
@@ -60,7 +63,7 @@ def find_texts(settings: SourceSettings, *, held_out: bool = False) -> list[tupl
         kind = "held_out" if held_out else "include"
         globs = ", ".join(map(repr, getattr(settings, kind)))
         raise InputError(
-            f"No file in {settings.folder!r} matches the source's {kind}, {globs}; change it."
+            f"No file in {settings.folder!r} matches the source's {kind}, {globs}; change {kind}."
         )
     return files
 

@@ -26,13 +26,13 @@ _STATED = frozenset([
 
 
 class _MalformedError(Exception):
-    """The error for a faulty raw record, with the reason and possibly a detail."""
+    """The error for a faulty raw record; its arguments are the reason and possibly a detail."""
 
 
 def parse(raw: Raw, stated: Format | None) -> Record | Skip:
-    """Parse a record in the stated format, or in the format that its keys imply.
+    """Parse a record in the stated format, or by default in the format that its keys imply.
 
-    A key with a null value counts as absent, because the rows of a table have all columns.
+    A key with a null value counts as absent, because every row of a Parquet file has all columns.
     """
     try:
         if not isinstance(raw.value, dict):

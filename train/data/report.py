@@ -1,4 +1,4 @@
-"""A report on the sources: a table for the terminal, and a JSON file with all skips."""
+"""A report on the sources of training data: a table for the terminal, and a JSON file."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from .types import count_reasons, count_unread, describe_skips, describe_unread
 _LITTLE = 0.1
 # The notes that are printed if a count of a source is not zero.
 _NOTES = {
-    "answers_not_learnt": "answers with a token across their boundary, which carry no loss",
+    "answers_not_learnt": "answers that carry no loss, because a token spans their boundary",
     "cut": "records longer than a row, cut into pieces",
     "unused_pieces": "pieces without a token that carries loss, left out",
 }
@@ -51,7 +51,7 @@ def print_report(loaded: Sources, console: Console) -> None:
 
 
 def describe_passes(loaded: Sources, steps: int, rows: int) -> str:
-    """Describe in a sentence how often `steps` steps of `rows` rows each read every source."""
+    """Say how many times `steps` steps of `rows` rows each read every source."""
     total = sum(source.weight for source, _ in loaded)
     times = ", ".join(
         f"{source.name if len(loaded) > 1 else 'the data'} "
@@ -62,7 +62,7 @@ def describe_passes(loaded: Sources, steps: int, rows: int) -> str:
 
 
 def write_report(loaded: Sources, path: Path) -> None:
-    """Write the counts and every skipped record as JSON."""
+    """Write the counts of every source, and every skipped record, as JSON."""
     report = [
         {
             "source": source.name,

@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     """The rows of a source, at least one.
 
     Attributes:
-      windows: the rows.
+      windows: arrays of the rows.
       cut: number of documents that are longer than a row and were cut into pieces.
       unused: number of pieces that are left out, because no token after the first two of the piece
         carries loss.
@@ -33,11 +33,13 @@ Sources = Sequence[tuple[SourceDocuments, Rows]]
 
 
 def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -> Rows:
-    """Cut the documents into rows of `data.sequence_length` tokens, and pack them if `pack` is set.
+    """Make rows of `data.sequence_length` tokens from the documents of a source.
+
+    Longer documents are cut into pieces. With `data.pack`, several pieces share a row.
 
     Raises:
-      InputError: a document is longer and `data.long_records` refuses it, or no piece has a token
-        that carries loss after its first two.
+      InputError: a document is longer than a row and `data.long_records` is "refuse", or no piece
+        has a token that carries loss after its first two tokens.
     """
     length = settings.sequence_length
     long = [document for document in source.documents if len(document.tokens) > length]
@@ -55,8 +57,8 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
     if not useful:
         raise InputError(
             f"{source.name} has nothing to train on: none of its {len(source.documents)} records "
-            "has a token that carries loss after its first two. Change its data, or leave the "
-            "source out."
+            "has a token that carries loss after its first two tokens. Change the data, or leave "
+            "the source out."
         )
     rows = [[piece] for piece in useful]
     if settings.pack:
@@ -66,7 +68,10 @@ def make_rows(source: SourceDocuments, settings: DataSettings, end_token: int) -
 
 
 def cut(records: Iterable[Document | Skip], end_token: int, length: int) -> Windows:
-    """Cut all documents into rows of `length` tokens, one document per row."""
+    """Cut all documents into rows of `length` tokens; no row has tokens of two documents.
+
+    Skips are ignored. The last row of a document is padded with `end_token`.
+    """
     documents = [record for record in records if isinstance(record, Document)]
     rows = [[piece] for document in documents for piece in split(document, length)]
     return join(rows, end_token, length)
@@ -80,11 +85,14 @@ def split(document: Document, length: int) -> Iterator[Document]:
 
 
 def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Pack pieces, given by size, into few groups of at most `length`; return their indices.
+    """Pack pieces, given by their sizes, into few groups of total size `length` or less.
 
     The algorithm is best-fit decreasing: the pieces are placed from the longest to the shortest,
     each into the group with the least sufficient room. This takes at most 11/9 of the optimal
     number of groups, plus a constant (Johnson, 1974).
+
+    Returns:
+      The groups, each as the indices of its pieces.
     """
     groups: list[list[int]] = []
     with_room: dict[int, list[int]] = defaultdict(list)
@@ -107,7 +115,10 @@ def pack(sizes: Sequence[int], length: int) -> list[list[int]]:
 
 
 def join(rows: Sequence[Sequence[Document]], end_token: int, length: int) -> Windows:
-    """Build the arrays of rows from the pieces of each row, padded with end tokens without loss."""
+    """Build the arrays of rows from the pieces of each row.
+
+    Rows are padded to `length` with end tokens, which carry no loss.
+    """
     tokens = np.full((len(rows), length), end_token, np.int32)
     loss_mask = np.zeros((len(rows), length), bool)
     segments = np.zeros((len(rows), length), np.int32)

@@ -24,20 +24,29 @@ _OF_KIND = {
 
 
 class SourceSettings(Settings):
-    """A source of training data: a `folder`, `files` or a `hub` dataset.
+    """A source of training data: exactly one of `folder`, `files` and `hub`.
 
-    `folder` is a folder of text files, one document per file: a path, or `python:stdlib` for the
-    standard library of the running Python. Globs are relative to the folder. A file is training
-    data if it matches `include` and neither `exclude` nor `held_out`. In `include`, `*` matches
-    within one folder; in `exclude` and `held_out` it crosses folders, so `json/*` matches
-    everything below `json`. `**/` matches any number of folders, including none.
+    In a folder, a file is training data if it matches `include` and neither `exclude` nor
+    `held_out`. These globs are relative to the folder, and `**/` matches any number of folders,
+    including none.
 
-    `files` are paths or globs of files with records: `.jsonl`, `.json` (a list) or `.parquet`, the
-    first two also as `.gz`. `hub` is the id of a dataset, whose `split` is read. `format` sets the
-    format of records whose keys fit several formats. `full_masks: allow` accepts a source in which
-    every mask counts every token.
-
-    `weight` is the source's share of the rows, relative to the weights of the other sources.
+    Attributes:
+      folder: folder of text files, one document per file: a path, or `python:stdlib` for the
+        standard library of the running Python.
+      include: globs of files; `*` matches within one folder.
+      exclude: globs of files that are left out; `*` crosses folders, so `json/*` matches everything
+        below `json`.
+      held_out: globs of files that are kept for evaluation; `*` crosses folders.
+      files: paths or globs of files with records: `.jsonl`, `.json` (a list) or `.parquet`; the
+        first two also as `.gz`.
+      hub: id of a dataset on the Hugging Face hub.
+      split: split of the dataset.
+      subset: subset (configuration) of the dataset; null: its default.
+      revision: branch, tag or commit of the dataset; null: its default branch.
+      format: format of the records; needed only if their keys fit several formats.
+      full_masks: "allow" accepts a source in which all masks count every token, prompts included;
+        by default such a source is taken for a mistake and refused.
+      weight: the source's share of the rows, relative to the weights of the other sources.
     """
 
     folder: str | None = None
@@ -80,9 +89,10 @@ class SourceSettings(Settings):
         given = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"a source takes one of folder, files and hub, not {' and '.join(given)}"
+                f"a source takes one of folder, files and hub, not {' and '.join(given)}; leave "
+                "out all but one"
                 if given
-                else "a source needs one of folder, files and hub"
+                else "a source needs one of folder, files and hub; set one of them"
             )
         for name in sorted(self.model_fields_set & _OF_KIND.keys()):
             # A default, as --print-config writes it, does not count as set.
@@ -96,18 +106,22 @@ class SourceSettings(Settings):
 
 
 class DataSettings(Settings):
-    """Sources of training data, and how their records become rows of `sequence_length` tokens.
+    """Sources of training data, and how their records become rows of tokens.
 
-    `chat_template` renders conversations: "tokenizer" for the tokenizer's template, the path of a
-    Jinja file, or a built-in: chatml, gemma, llama2, llama3, mistral, mistral_v0.1, vicuna_v1.1,
-    zephyr. `template_arguments` are passed to the template, such as `enable_thinking: false`.
-    `train_turns` selects the assistant turns that carry loss; `last` also ends the conversation at
-    that turn.
-
-    `long_records` are cut into pieces of `sequence_length`, or refused. `pack` puts several
-    documents into one row if they fit; documents do not attend to each other. A record that cannot
-    be used is skipped, counted and listed, and the run stops if more than half of a source is
-    skipped. With `skips: allow` it continues, with `skips: refuse` it stops at any skip.
+    Attributes:
+      sources: the sources, at least one.
+      sequence_length: number of tokens in each row.
+      shuffle_seed: seed of the order of the rows.
+      chat_template: template that renders conversations: "tokenizer" for the tokenizer's template,
+        the path of a Jinja file, or a built-in: chatml, gemma, llama2, llama3, mistral,
+        mistral_v0.1, vicuna_v1.1, zephyr.
+      template_arguments: arguments of a Jinja template, such as `enable_thinking: false`.
+      train_turns: assistant turns that carry loss; "last" also ends each conversation there.
+      long_records: "cut" cuts a record that is longer than a row into pieces; "refuse" stops.
+      pack: whether several documents share a row if they fit; no document attends to another.
+      skips: "report" lists the records that cannot be used and continues without them, but stops if
+        they are more than half of a source; "allow" always continues; "refuse" stops at such a
+        record, and at an answer that carries no loss because a token spans its boundary.
     """
 
     sources: list[SourceSettings] = Field(min_length=1)
@@ -130,5 +144,5 @@ class DataSettings(Settings):
         return self
 
     def name(self, index: int) -> str:
-        """The name of the source at this index of `sources`, for messages."""
+        """The name in messages of the source at this index of `sources`."""
         return f"data.sources.{index} ({self.sources[index].title})"

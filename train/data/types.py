@@ -1,4 +1,7 @@
-"""Types of the data pipeline: raw records, records, documents, skips and rows."""
+"""Types of the data pipeline: raw records, records, documents, skips and rows.
+
+A token carries loss if its prediction is part of the training loss.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,14 +17,20 @@ Format = Literal["messages", "conversations", "alpaca", "text", "tokens"]
 
 
 class Raw(NamedTuple):
-    """A record as it was read; `place` is its file and line, for messages."""
+    """A record as it was read; `place` is its file and line for messages."""
 
     place: str
     value: Any
 
 
 class Skip(NamedTuple):
-    """A record that is left out: its place, the kind of its fault, and a detail."""
+    """A record that is left out.
+
+    Attributes:
+      place: file and line of the record.
+      reason: kind of the fault, in the same words for all records with this fault.
+      detail: what is wrong with this record; empty if `reason` says it.
+    """
 
     place: str
     reason: str
@@ -29,7 +38,10 @@ class Skip(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A plain text, all of which carries loss; `unread` are unused fields of the record."""
+    """A plain text, whose tokens all carry loss.
+
+    `place` is its file and line; `unread` are unused fields of the record.
+    """
 
     place: str
     text: str
@@ -39,8 +51,8 @@ class Text(NamedTuple):
 class Chat(NamedTuple):
     """A conversation; assistant turns carry loss, except those with weight 0.
 
-    `without_loss` holds the indices of turns with weight 0; `unread` are unused fields of the
-    record.
+    `place` is its file and line; `without_loss` holds the indices of turns with weight 0; `unread`
+    are unused fields of the record.
     """
 
     place: str
@@ -52,8 +64,8 @@ class Chat(NamedTuple):
 class Tokens(NamedTuple):
     """Token ids and their loss mask of 0 and 1, of equal length.
 
-    `is_chat` is True for conversations that `train regenerate` wrote; `unread` are unused fields of
-    the record.
+    `place` is their file and line; `is_chat` is True for conversations that `train regenerate`
+    wrote; `unread` are unused fields of the record.
     """
 
     place: str
@@ -70,12 +82,12 @@ class Document(NamedTuple):
     """A record in the target's tokens, before it is cut or padded to rows.
 
     Attributes:
-      place: file and line.
-      kind: format of the record.
+      place: file and line of the record.
+      kind: type of the record.
       tokens: token ids.
-      loss_mask: True for tokens that carry loss when they are predicted.
-      left_out: number of answers without loss, because a token spans their boundary.
-      is_chat: whether the document is a rendered conversation.
+      loss_mask: True for tokens whose prediction carries loss.
+      left_out: number of answers that carry no loss because a token spans their boundary.
+      is_chat: whether the document is a conversation.
       unread: fields of the record that neither this code nor the chat template reads.
     """
 
@@ -89,12 +101,12 @@ class Document(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Rows that all have the same length T.
+    """n rows of T tokens each.
 
     Attributes:
       tokens: token ids, padded at the end with the end token.
       loss_mask: True for tokens whose prediction carries loss.
-      segments: number of the document within the row, from 1 on; 0 at padding.
+      segments: number of the token's document within its row, from 1; 0 at padding.
     """
 
     tokens: Int[np.ndarray, "n T"]
@@ -103,12 +115,12 @@ class Windows(NamedTuple):
 
 
 def count_reasons(skips: Sequence[Skip]) -> dict[str, int]:
-    """Number of records left out for each reason, the most frequent first."""
+    """Return the number of skipped records for each reason, the most frequent reason first."""
     return dict(Counter(skip.reason for skip in skips).most_common())
 
 
 def describe_skips(skips: Sequence[Skip]) -> str:
-    """Describe every reason in one line, with its count and its first record."""
+    """Describe all reasons in one line, each with its count and its first record."""
     first = {skip.reason: skip for skip in reversed(skips)}
     return "; ".join(
         f"{count} × {reason} (first at {_place(first[reason])})"
@@ -117,13 +129,13 @@ def describe_skips(skips: Sequence[Skip]) -> str:
 
 
 def count_unread(records: Iterable[Document | Record | Skip]) -> dict[str, int]:
-    """Number of records with each unused field, the most frequent first."""
+    """Return the number of records with each unused field, the most frequent field first."""
     unread = (() if isinstance(record, Skip) else record.unread for record in records)
     return dict(Counter(chain.from_iterable(unread)).most_common())
 
 
 def describe_unread(records: Iterable[Document | Record | Skip]) -> str:
-    """List every unused field with its count in one line; empty if there are none."""
+    """List all unused fields with their counts in one line; empty if there are none."""
     return ", ".join(f"{name} ({count})" for name, count in count_unread(records).items())
 
 

@@ -1,4 +1,8 @@
-"""The end of a fit: the trees to report, the tree table of the head, and the verdict."""
+"""The end of a fit: the trees to measure, the head's table of trees, and the verdict.
+
+The table is the file `draft.yaml` beside the head: the fastest tree, or the baseline, for each
+batch size and temperature.
+"""
 
 import json
 import math
@@ -23,9 +27,10 @@ _DAY = 24 * 60
 
 
 def finalists(folder: Path) -> dict[str, dict[str, Any]]:
-    """The trees that the tuner chose, one per temperature, by name of the method.
+    """Return the trees to measure for the report: names of methods, with the fields of their trees.
 
-    If the tuner chose the baseline, the head's fastest measured tree takes its place.
+    These are the trees that the tuner chose for one prompt at a time, one per temperature. Where
+    the tuner chose the baseline, the fastest tree that it measured is taken instead.
     """
     rows = json.loads((folder / "tune" / "tune.json").read_text())["rows"]
     names = [one.name for one in fields(TreeConfig)]
@@ -41,11 +46,11 @@ def finalists(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def obey_report(folder: Path) -> None:
-    """Update the head's tree table at batch size 1 with the speed-ups of the report.
+    """Update the head's table at batch size 1 with the speed-ups of the report.
 
-    A tree that the report measured as slower than the baseline is replaced by the baseline; trees
-    that are not in the report stay. A temperature that the tuner did not reach gets an entry with
-    the nearest tree, or with the baseline if that tree is slower.
+    If the report measured a tree as slower than the baseline, the baseline replaces this tree.
+    Trees that are not in the report stay. A temperature that the tuner did not reach gets an entry
+    with the tree of the nearest temperature, or with the baseline if that tree is slower.
     """
     drafter = _drafter(folder)
     table = find_tree_table(drafter)
@@ -70,9 +75,10 @@ def obey_report(folder: Path) -> None:
 
 
 def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
-    """The temperatures at which the head is faster for one prompt, and a sentence about the result.
+    """Return the temperatures at which the head is used, and a sentence about the result.
 
-    At these temperatures the table has a tree, and the report has enough data for a verdict.
+    The head is used for one prompt at a time at the temperatures at which the table has a tree and
+    the report has enough data.
     """
     report = _report(folder)
     table = find_tree_table(_drafter(folder))
@@ -90,24 +96,31 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
     ]
     first, *others = verdicts
     also = "".join(
-        f"; at temperature {temperature:g} "
-        + (other.kind if other.kind == "too little data" else f"{other.way.median:.2f} times")
+        f"; at temperature {temperature:g}, "
+        + (
+            other.kind
+            if other.kind == "too little data"
+            else f"{other.way.median:.2f} times as fast"
+        )
         for temperature, other in zip(temperatures[1:], others, strict=True)
     )
     larger = sorted({one.batch_size for one in table.trees if one.batch_size > 1 and one.tree})
     if pays:
-        then = f"the table beside the head, {TREE_TABLE}, says where it is used"
+        then = (
+            f"the table beside the head, {TREE_TABLE}, says at which temperatures and batch sizes "
+            "the head is used"
+        )
     elif first.kind == "too little data":
         template = plan.asked.chat_template
         asked = f" with chat_template={shlex.quote(template)}" if template else ""
         then = (
-            f"`eval compare`{asked} measures the head on prompts of your own, until then decode "
-            "without it"
+            f"decode without the head until `eval compare`{asked} has measured it on prompts of "
+            "your own"
         )
     elif larger:
         then = (
-            "decode one prompt at a time without the head; of several at once the tuner found it "
-            f"faster (batch size {', '.join(map(str, larger))}): serve with "
+            "decode one prompt at a time without the head; for several at once the tuner found "
+            f"the head faster (batch size {', '.join(map(str, larger))}): serve with "
             f"{shlex.join(['--drafter', str(_drafter(folder)), *plan.asked.template_option])}"
         )
     else:
@@ -117,10 +130,14 @@ def verdict(folder: Path, plan: FitPlan) -> tuple[list[float], str]:
 
 
 def minutes_to_pay(minutes: float, length: float, speedup: float) -> float:
-    """Estimate the minutes of a fit after which the head would be faster than the baseline.
+    """Estimate how many minutes a fit needs to give a head that is faster than the baseline.
 
-    The estimate extrapolates the usual gain per doubling of the data from this fit: its `minutes`,
-    the head's acceptance length `length`, and its `speedup`.
+    The estimate assumes a constant gain in acceptance length for each doubling of the data.
+
+    Args:
+      minutes: minutes of the finished fit.
+      length: acceptance length of its head, in tokens per target call.
+      speedup: speed-up of its head over the baseline, below 1.
     """
     missing = 1.05 * length / speedup - length
     return minutes * 2 ** max(missing / _PER_DOUBLING, 1.0)

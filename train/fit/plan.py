@@ -1,7 +1,7 @@
 """The time plan of a fit, which is adjusted after each stage to the time that is left.
 
-The current plan is a file. Sizes that depend on the clock (numbers of written tokens and of
-training steps) are saved before they are used, so that a killed run resumes to the same head.
+The current plan is the file `plan.json`. The numbers of written tokens and of training steps depend
+on the clock, so they are saved before they are used. A killed run thus resumes to the same head.
 """
 
 import math
@@ -67,7 +67,7 @@ class FitRequest(NamedTuple):
 
     @property
     def template_option(self) -> list[str]:
-        """The option that commands with the head need; empty for the tokenizer's own template."""
+        """The command-line option for the chat template; empty for the tokenizer's own."""
         return [] if self.chat_template is None else ["--chat-template", self.chat_template]
 
 
@@ -76,10 +76,11 @@ class FitPlan(Settings):
 
     Attributes:
       asked: the request.
-      rates: throughput of the device, measured by the probe.
+      rates: throughput of the device, from `measure_rates`.
       rows: number of rows that the target writes together.
       answer_tokens: maximum number of tokens of a written answer.
-      tokens: number of tokens with loss that the target writes, or has written.
+      tokens: number of tokens that the target writes, or has written, without those that carry no
+        loss.
       ending: seconds reserved for the tuner and the report.
       prompts: number of held-out texts for measuring the head; the tuner gets half this number of
         further texts.
@@ -108,7 +109,7 @@ class FitPlan(Settings):
 
     @property
     def measuring(self) -> float:
-        """Expected seconds of the last stage."""
+        """Expected seconds of the last stage, "measure"."""
         return measuring_seconds(self.rates, self.prompts, self.new_tokens)
 
     def expected(self, step_tokens: int) -> dict[Stage, float]:
@@ -146,9 +147,9 @@ def _per_learned(rates: Rates) -> float:
 
 
 def is_enough(plan: FitPlan, used: float, tokens: int) -> bool:
-    """Whether reading and training on `tokens` written tokens would take all the remaining time.
+    """Whether the stages "read" and "train" on `tokens` written tokens would take the time left.
 
-    `used` is the time in seconds that the fit has taken so far.
+    `used` is the number of seconds that the fit has taken so far.
     """
     left = 60 * plan.asked.minutes - used - plan.ending - 2 * _PART * plan.rates.starting
     return tokens * _per_learned(plan.rates) >= left
@@ -165,7 +166,7 @@ def _ending(rates: Rates, seconds: float) -> float:
 def make_plan(
     asked: FitRequest, spent: float, rows: int, rates: Rates, new_tokens: int, row_tokens: int
 ) -> FitPlan:
-    """Plan a fit: every token is written once, read once, and trained on in `EPOCHS` epochs.
+    """Plan a fit: the target writes and reads every token once; training takes `EPOCHS` epochs.
 
     Args:
       asked: the request.
@@ -219,9 +220,12 @@ def _shorten_measuring(plan: FitPlan, seconds: float) -> FitPlan:
 
 
 def plan_training(plan: FitPlan, tokens: int, step_tokens: int) -> FitPlan:
-    """Set the number of training steps that the remaining time allows.
+    """Return the plan with the number of training steps that the remaining time allows.
 
-    `tokens` is the size of the training data, and `step_tokens` the number of tokens per step.
+    Args:
+      plan: the plan; its `tokens` are written and read.
+      tokens: number of tokens of the training data.
+      step_tokens: number of tokens per training step.
     """
     seconds = plan.left - plan.ending - _PART * plan.rates.starting
     by_time = int(seconds * plan.rates.trained / step_tokens)
@@ -230,13 +234,20 @@ def plan_training(plan: FitPlan, tokens: int, step_tokens: int) -> FitPlan:
 
 
 def plan_measuring(plan: FitPlan) -> tuple[FitPlan, float]:
-    """Divide the time that is left after training; return the new plan and the tuner's seconds."""
+    """Divide the time left after training between the tuner and the report.
+
+    Returns:
+      The plan with the size of the report, and the seconds of the tuner.
+    """
     plan = _shorten_measuring(plan, (1 - _TUNING) * plan.left)
     return plan, max(plan.left - plan.measuring, _tuning_seconds(plan.rates, _FEWEST_NEW_TOKENS))
 
 
 class Pace:
-    """The time control of a training run; `used` is the time that the fit has taken, in seconds."""
+    """Time control of a training run: how many steps fit into the time.
+
+    `used` is the number of seconds that the fit had taken when the run began.
+    """
 
     def __init__(self, plan: FitPlan, used: float) -> None:
         self._plan, self._begun = plan, used
@@ -245,9 +256,10 @@ class Pace:
         self._starting = 0.0
 
     def steps(self, step: int, used: float) -> int | None:
-        """A smaller number of steps if the run would be late, otherwise None.
+        """Return a smaller number of steps if the run would be late, otherwise None.
 
-        This is called after every step.
+        To be called after every step, with the number of finished steps and the number of seconds
+        that the fit has taken.
         """
         if self._first is None:  # the first step has compiled
             self._first, self._starting = (step, used), used - self._begun
@@ -267,7 +279,7 @@ class Pace:
 
 
 def read_plan(folder: Path, asked: FitRequest) -> FitPlan | None:
-    """Read the plan of a folder; None if the folder has no plan.
+    """Read the plan in the folder of a fit; None if the folder has no plan.
 
     Args:
       folder: the folder of the fit.

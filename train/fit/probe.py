@@ -48,7 +48,14 @@ class Rates(NamedTuple):
 def measure_rates(
     load: Callable[[], Target], settings: TrainSettings, rows: int, top_k: int
 ) -> Rates:
-    """Time each stage on random tokens of its shapes; `rows` texts are decoded together."""
+    """Time each stage on random tokens in the array shapes of the fit.
+
+    Args:
+      load: function that loads the target.
+      settings: settings of the training stage.
+      rows: number of texts that the target decodes together.
+      top_k: number of most likely tokens that a forward pass keeps per position.
+    """
     begun = time.perf_counter()
     target = load()
     starting = time.perf_counter() - begun
@@ -105,7 +112,7 @@ def measure_rates(
 
 
 class _Timed(NamedTuple):
-    """A call to time, the number of tokens that it takes, and how often it can be called."""
+    """A call to time, the number of tokens that it processes, and how often it can be called."""
 
     tokens: int
     call: Callable[[], Any]

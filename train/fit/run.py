@@ -1,10 +1,10 @@
 """`redrafter fit TARGET OUTPUT --minutes M`: train a draft head without other data.
 
-There are five stages. Each is a command with a settings file, which can also be run by hand: the
-target writes conversations, its hidden states are stored, a head is trained on them, the fastest
-tree is searched for, and the head with this tree is compared with the baseline. A short benchmark
-of the device decides the sizes. A stage that is late leaves less time to the next stages. A killed
-run resumes where it stopped.
+There are five stages: the target writes conversations; its hidden states on them are stored; a head
+is trained on these; `eval tune` searches for the fastest tree; and `eval compare` measures the head
+with this tree. Each stage is a command with a settings file and can also be run by hand. A short
+benchmark of the device decides the sizes. A stage that is late leaves less time to the next stages.
+A killed run resumes where it stopped.
 """
 
 import shlex
@@ -75,10 +75,15 @@ def fit(
     dtype: Dtype | None,
     chat_template: str | None = None,
 ) -> None:
-    """Fit a head to a target (a folder, hub id or GGUF file) in about `minutes` minutes.
+    """Train a head for a target and measure it, in about `minutes` minutes.
 
-    By default the target's parameters are bfloat16 on a GPU, and float32 on a CPU. The target
-    writes conversations in the chat template: the tokenizer's own, a built-in or a Jinja file.
+    Args:
+      target: folder, hub id or GGUF file of the target.
+      output: folder of all output; the fit that it holds is continued.
+      minutes: approximate time limit in minutes.
+      dtype: dtype of the target's parameters; None: bfloat16 on a GPU, and float32 on a CPU.
+      chat_template: built-in chat template, or path of a Jinja file, for the conversations that the
+        target writes; None for the tokenizer's own template.
 
     Raises:
       InputError: the target or the template cannot be used, the folder holds another fit, or the
@@ -100,7 +105,7 @@ def fit(
         plan = _probe(asked, output, files, console, started)
     else:
         before = plan.spent
-        print_line(console, f"going on with the plan in {output / 'plan.json'}")
+        print_line(console, f"continuing with the plan in {output / 'plan.json'}")
     _Fit(plan, output, config, console, started, before).run()
 
 
@@ -155,7 +160,7 @@ class _Fit:
         self._step_tokens = batch_size() * self._length
 
     def used(self) -> float:
-        """The seconds that all runs of the fit have taken; the plan saves them now and then."""
+        """The seconds that all runs of the fit have taken; saved in the plan every few seconds."""
         used = self._before + time.perf_counter() - self._began
         if used - self._kept >= _KEEPING:
             self._keep(spent=used)
@@ -198,12 +203,15 @@ class _Fit:
     def _write(self) -> None:
         plan = self.plan
         words = self._settings("regenerate", regenerate_settings(plan, self._folder, self._length))
-        what = f"the target writes {plan.tokens:,} tokens of its own"
+        what = f"the target writes {plan.tokens:,} tokens of training data"
         self._announce("write", what, "train", "regenerate", *words)
         regenerate(words, is_late=lambda written: is_enough(plan, self.used(), written))
         tokens = sum(sum(row["loss_mask"]) for row in read_rows(self._folder / "written.jsonl"))
         if tokens < plan.tokens:
-            late = f"late: {tokens:,} of {plan.tokens:,} tokens, for which time is left to learn"
+            late = (
+                f"late: {tokens:,} of {plan.tokens:,} tokens are written; training on them takes "
+                "the time that is left"
+            )
             print_line(self._console, late)
         # With this count, the same command run by hand finds its output complete.
         self._keep(tokens=min(plan.tokens, tokens))
@@ -214,7 +222,7 @@ class _Fit:
         values = train_settings(self.plan.asked, self._folder, self._config, 1)
         kept = [*self._settings("train", values), f"top_k={TOP_K}"]
         self._announce(
-            "read", "one forward pass keeps the target's hidden states", "train", "features", *kept
+            "read", "one forward pass stores the target's hidden states", "train", "features", *kept
         )
         features(kept)
         self._keep(spent=self.used())
@@ -238,11 +246,11 @@ class _Fit:
             outcome = train(settings, self._console, is_late)
             if outcome.stopped_by is not None:
                 name = outcome.stopped_by.name
-                print_line(self._console, f"stopped by {name}; the same command goes on")
+                print_line(self._console, f"stopped by {name}; the same command continues the fit")
                 sys.exit(128 + outcome.stopped_by)
             if outcome.exported is not None:
                 return
-            print_line(self._console, f"late: {fewer} steps instead of {steps}")
+            print_line(self._console, f"late: {fewer} steps of training instead of {steps}")
             self._keep(steps=fewer, spent=self.used())
 
     def _tune(self) -> None:
@@ -264,7 +272,7 @@ class _Fit:
                 "minutes": round(seconds / 60, 2),
             },
         )
-        self._announce("tune", "the fastest tree is sought", "eval", "tune", *words)
+        self._announce("tune", "search for the fastest tree", "eval", "tune", *words)
         call_program("eval", "commands:evaluate", ["tune", *words])
 
     def _measure(self) -> None:
@@ -298,6 +306,10 @@ class _Fit:
         heat = ["--temperature", f"{pays[0]:g}"] if pays and pays[0] else []
         words = [*command, "--target", target, *with_head, *heat, *template]
         minutes = self.plan.spent / 60
-        print_line(self._console, f"\n{minutes:.1f} of {self.plan.asked.minutes:g} minutes; to use")
+        print_line(
+            self._console,
+            f"\nthe fit took {minutes:.1f} of {self.plan.asked.minutes:g} minutes; the recommended "
+            "command:",
+        )
         print_line(self._console, f"  python -m redrafter_jax {shlex.join(words)}")
         print_line(self._console, sentence)

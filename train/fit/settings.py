@@ -40,7 +40,7 @@ _PROMPT_TOKENS = 16
 
 
 def on_cpu() -> bool:
-    """Whether there is no accelerator."""
+    """Whether JAX's default backend is the CPU."""
     return jax.default_backend() == "cpu"
 
 
@@ -50,7 +50,7 @@ def rows_written() -> int:
 
 
 def trees() -> list[dict[str, Any]]:
-    """The trees that the tuner may choose from."""
+    """The candidate trees of the tuner, as grids for `eval tune`."""
     return _CPU_TREES if on_cpu() else _GPU_TREES
 
 
@@ -65,7 +65,10 @@ def row_length(config: TargetConfig) -> int:
 
 
 def regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, Any]:
-    """Settings of `train regenerate`: half of the answers are greedy, half are sampled."""
+    """Settings of `train regenerate`; half of the answers are greedy, half are sampled.
+
+    `length` is the number of tokens in a row of training data.
+    """
     return {
         "target": plan.asked.target,
         "target_dtype": plan.asked.target_dtype,
@@ -83,7 +86,7 @@ def regenerate_settings(plan: FitPlan, folder: Path, length: int) -> dict[str, A
 def train_settings(
     asked: FitRequest, folder: Path, config: TargetConfig, steps: int
 ) -> dict[str, Any]:
-    """Settings of training: the paper's recurrent head, with a reduced draft vocabulary."""
+    """Settings of training: ReDrafter's recurrent head, with a reduced draft vocabulary."""
     return {
         "target": asked.target,
         "target_dtype": asked.target_dtype,
@@ -110,7 +113,14 @@ def train_settings(
 
 
 def decode_settings(plan: FitPlan, folder: Path, report: str, prompts: str) -> dict[str, Any]:
-    """Common settings of the commands that decode held-out prompts."""
+    """Common settings of `eval tune` and `eval compare`, for one file of held-out prompts.
+
+    Args:
+      plan: the plan of the fit.
+      folder: folder of the fit.
+      report: name of the output folder in `folder`.
+      prompts: name of the prompt file in `folder`, without its suffix.
+    """
     return {
         "target": plan.asked.target,
         "dtype": plan.asked.target_dtype,
@@ -127,10 +137,13 @@ def _template(asked: FitRequest) -> dict[str, Any]:
 
 
 def hold_out(plan: FitPlan, folder: Path) -> int:
-    """Hold out conversations of median question length, for the tuner and for the report.
+    """Write three files: prompts for the tuner, prompts for the report, and the training data.
+
+    The prompts are from conversations whose questions are of about median length. These
+    conversations are left out of the training data.
 
     Returns:
-      Number of tokens of the other conversations.
+      Number of tokens of the training data.
 
     Raises:
       InputError: no conversation is left for training.

@@ -1,1 +1,1 @@
-"""Training data in the target's own words, one file per stage; see docs/training-data.md."""
+"""Training data that the target generates, one file per stage; see docs/training-data.md."""

@@ -1,4 +1,4 @@
-"""`python -m train.regenerate`, which is `python -m train regenerate`."""
+"""`python -m train.regenerate`: the same as `python -m train regenerate`."""
 
 import sys
 

@@ -1,19 +1,20 @@
-"""Conversations whose assistant turns the target writes; recorded answers are replaced.
+"""Conversations in which the target writes the assistant turns; recorded answers are replaced.
 
-An answer is written after the answers *written so far*, as in use. Prompts are made as in a chat
-program: for every answer, all turns go through the chat template, and the resulting text through
-the tokenizer.
+The prompt of an answer contains the answers that the target wrote before, not the recorded ones.
+Prompts are made as in a chat program: for every answer, all turns go through the chat template, and
+the resulting text goes through the tokenizer.
 
 The output stores tokens instead of messages. The tokenizer might encode the text of an answer to
 other tokens than the target wrote, and the drafter has to predict the target's tokens. A row holds
-the tokens of a prompt and its answer. The next answer is appended to the row if the next prompt
-begins with the row's tokens. Otherwise it starts a new row: the tokenizer encodes the answer to
-other tokens, or the template leaves out thoughts. So every answer follows exactly the tokens that
-the target read.
+the tokens of a prompt and its answer. If the next prompt begins with the row's tokens, the next
+answer is appended to the row. Otherwise the next answer starts a new row. This happens if the
+tokenizer encodes the earlier answer to other tokens, or if the template leaves out its reasoning.
+So every answer follows exactly the tokens that the target read.
 
-An answer carries loss, including the stop token that the target chose. An answer that its limit has
-cut has no stop token; the end marker that the template writes after it in the next prompt carries
-no loss. Questions that the target wrote may carry loss too.
+The tokens of an answer carry loss, including the stop token that the target chose. An answer that
+was cut at its token limit has no stop token. In the next prompt the template writes an end marker
+after this answer; the marker carries no loss. Questions that the target
+wrote may carry loss too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,9 +37,14 @@ from .session import JsonRows, Session
 
 
 class TurnEncoder(NamedTuple):
-    """Encoder of turns for a target with V = `vocab_size` tokens.
+    """Encoder of turns into prompts for a target.
 
-    `room` is the length of a row, `stop_tokens` end an answer.
+    Attributes:
+      tokenizer: the target's tokenizer.
+      template: the chat template.
+      stop_tokens: tokens that end an answer.
+      room: maximum number of tokens in a row.
+      vocab_size: number of tokens of the target.
     """
 
     tokenizer: Tokenizer
@@ -48,12 +54,12 @@ class TurnEncoder(NamedTuple):
     vocab_size: int
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a rendered prompt, as in decoding."""
+        """Return the tokens of a rendered prompt, the same as in decoding."""
         special = self.template.adds_special_tokens
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
     def encode_turns(self, turns: list[Turn]) -> list[int] | str:
-        """The prompt for an answer to these turns, or the reason why there is no prompt."""
+        """Return the prompt for an answer to these turns, or a sentence why there is none."""
         if any(turn["role"] == "tool" for turn in turns):
             return "a tool answers a call that the rewritten conversation does not hold"
         try:
@@ -68,10 +74,13 @@ class TurnEncoder(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Tokens that the target read or, where the mask is 1, wrote.
+    """A row of the output.
 
-    `answers` is the number of answers in the row, and `cut` the number of answers that their limit
-    has cut.
+    Attributes:
+      tokens: token ids.
+      mask: 1 for tokens that the target wrote, 0 for tokens that it read.
+      answers: number of answers in the row.
+      cut: number of these answers that were cut at their token limit.
     """
 
     tokens: list[int]
@@ -86,14 +95,24 @@ class Row(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A question, and the rows up to its answer; None if the answer is left out."""
+    """A question and its answer.
+
+    Attributes:
+      question: text of the user turn.
+      rows: rows of the conversation up to the answer; None if the answer is left out.
+    """
 
     question: str
     rows: list[Row] | None
 
 
 class Conversation(NamedTuple):
-    """A conversation with its answers, and why later answers are left out, if any are."""
+    """A conversation with its answers.
+
+    Attributes:
+      exchanges: questions and answers, in order.
+      left_out: why later answers are left out; None if the conversation is complete.
+    """
 
     exchanges: list[Exchange]
     left_out: str | None
@@ -142,7 +161,13 @@ def run_conversation(
 ) -> Session[Conversation]:
     """Write the answers of a conversation.
 
-    An answer in which `find_fault` finds a fault is left out, and all after it.
+    Args:
+      encoder: encoder of turns into prompts.
+      next_question: extends the turns so far to the next question.
+      seed: seed of the answers.
+      settings: temperatures and limits of the answers.
+      find_fault: returns the fault of an answer, or None. An answer with a fault is left out, and
+        the conversation ends before it.
     """
     exchanges: list[Exchange] = []
     turns: list[Turn] = []
@@ -168,7 +193,7 @@ def run_conversation(
 
 
 def limits(settings: RegenerateSettings) -> dict[str, Any]:
-    """The limits of answers and rows, for the identity of an item."""
+    """Return the limits of answers and rows, which are part of `Item.identity`."""
     return {
         "max_new_tokens": settings.max_new_tokens,
         "sequence_length": settings.data.sequence_length,
@@ -182,10 +207,18 @@ def add_answer(
     cut: bool,
     prompt_mask: Sequence[int] | None = None,
 ) -> list[Row]:
-    """The rows with one more answer, added to the last row if the prompt begins with it.
+    """Return the rows with one more answer.
 
-    `prompt_mask` is the loss mask of the prompt. None means that no token of it carries loss.
-    Tokens that are in the last row already keep their mask.
+    The answer is appended to the last row if the prompt begins with the tokens of this row.
+    Otherwise the answer starts a new row.
+
+    Args:
+      rows: the rows so far.
+      prompt: tokens of the prompt for the answer.
+      answer: tokens of the answer.
+      cut: whether the answer was cut at its limit.
+      prompt_mask: loss mask of the prompt; None if no token of the prompt carries loss. Tokens that
+        are already in the last row keep their mask.
     """
     before = rows[-1] if rows else None
     mask = [*(prompt_mask or [0] * len(prompt)), *[1] * len(answer)]
@@ -197,7 +230,7 @@ def add_answer(
 
 
 def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: object) -> JsonRows:
-    """Return the rows of a conversation in the output's format, each with the fields of `more`."""
+    """Return the rows of a conversation as JSON objects, each with the further fields `more`."""
     return [
         item.identity
         | {"row": number, "rows": len(rows), "answers": row.answers, "cut": row.cut}
@@ -208,11 +241,11 @@ def rows_of(item: Item, rows: Sequence[Row], left_out: str | None, **more: objec
 
 
 class RecordedConversation(NamedTuple):
-    """A recorded conversation, whose answers the target replaces by its own.
+    """A recorded conversation, for the target to rewrite the answers.
 
     Attributes:
-      place: the conversation's file and line.
-      turns: turns of the conversation.
+      place: file and line of the conversation.
+      turns: recorded turns of the conversation.
       opening: tokens of the first prompt.
     """
 
@@ -221,7 +254,7 @@ class RecordedConversation(NamedTuple):
     opening: list[int]
 
     def item(self, seed: int, settings: RegenerateSettings) -> Item:
-        """The item of the output for this conversation and seed."""
+        """Return the item of the output for this conversation and seed."""
         identity = {
             "record": self.place,
             "seed": seed,
@@ -231,7 +264,7 @@ class RecordedConversation(NamedTuple):
         return Item(seed, identity, self.opening)
 
     def next_question(self, turns: list[Turn]) -> Session[Asked | str | None]:
-        """The turns so far and the recorded turns up to the next answer."""
+        """Return the turns so far and the recorded turns up to the next answer; None at the end."""
         yield from ()
         done = len(turns)
         rest = [index for index in range(done, len(self.turns)) if _is_answer(self.turns[index])]
@@ -241,7 +274,7 @@ class RecordedConversation(NamedTuple):
 
 
 def read_conversations(settings: DataSettings) -> list[Record | Skip]:
-    """The records of all sources.
+    """Read the records of all sources.
 
     Raises:
       InputError: a source cannot be read or holds no conversation.
@@ -253,8 +286,8 @@ def read_conversations(settings: DataSettings) -> list[Record | Skip]:
             why = describe_skips([record for record in records if isinstance(record, Skip)])
             raise InputError(
                 f"{settings.name(index)} holds no conversation to rewrite{why and f' ({why})'}; "
-                "change its data, leave it out, or set prompt_tokens and count to continue "
-                "texts."
+                "change the data, leave this source out, or set prompt_tokens and count to "
+                "continue texts."
             )
         all_records += records
     return all_records
@@ -266,7 +299,10 @@ def choose_conversations(
     settings: DataSettings,
     count: int | None,
 ) -> tuple[list[RecordedConversation], list[Skip]]:
-    """The first `count` conversations in an order drawn by `shuffle_seed`, and all skips.
+    """Choose `count` conversations at random; return them and all skips.
+
+    The choice and the order are drawn by `data.shuffle_seed`. If `count` is None, all conversations
+    are taken.
 
     Raises:
       InputError: there are fewer than `count` conversations or none, or `data.skips` refuses skips.
@@ -278,20 +314,22 @@ def choose_conversations(
     if skips and settings.skips == "refuse":
         raise InputError(
             f"{len(skips)} of {len(made)} records cannot be rewritten: {describe_skips(skips)}. "
-            "Correct them, or set data.skips=report to continue without them."
+            "Correct these records, or set data.skips=report to continue without them."
         )
     if not usable:
-        raise InputError(f"No record can be rewritten: {describe_skips(skips)}. Correct them.")
+        raise InputError(
+            f"No record can be rewritten: {describe_skips(skips)}. Correct the records."
+        )
     if count is not None and count > len(usable):
         raise InputError(
-            f"count is {count}, but the data gives {len(usable)} conversations; lower it."
+            f"count is {count}, but the data gives {len(usable)} conversations; lower count."
         )
     order = np.random.default_rng(settings.shuffle_seed).permutation(len(usable))[:count]
     return [usable[index] for index in order.tolist()], skips
 
 
 def first_question(record: Chat) -> list[Turn]:
-    """The turns before the first answer."""
+    """Return the turns before the first answer."""
     answer = next(i for i, turn in enumerate(record.turns) if _is_answer(turn))
     return list(record.turns[:answer])
 

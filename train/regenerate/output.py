@@ -1,4 +1,4 @@
-"""The output file: JSON lines that are only appended, and read again when a run resumes."""
+"""The output file of `train regenerate`: JSON lines, which a resumed run reads and appends to."""
 
 import json
 import os
@@ -21,14 +21,14 @@ from .session import JsonRows
 
 
 class Item(NamedTuple):
-    """A text or a conversation of the run.
+    """A text or a conversation of the output.
 
     Attributes:
-      seed: the seed, which is also the item's number.
-      identity: fields that every record of the item begins with. They state all that the records
-        depend on, apart from the models.
-      opening: the tokens that the first record begins with; empty if unknown. They carry no loss;
-        the token after them carries loss.
+      seed: seed of the sampling, which is also the item's number.
+      identity: first fields of every row of the item. Apart from the models, the rows depend only
+        on these fields.
+      opening: first tokens of the item's first row; empty if unknown. These tokens carry no loss,
+        and the next token carries loss.
     """
 
     seed: int
@@ -37,14 +37,20 @@ class Item(NamedTuple):
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the complete lines of the output; lines that are not JSON objects become {}."""
+    """Read the complete lines of an output; a line that is not a JSON object becomes {}."""
     return [_object(line) for line in read_lines(path)[0]]
 
 
 def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int, list[Any]]:
-    """Find the finished items of the output, by seed; an incomplete end is removed.
+    """Find the finished items of the output; remove an unfinished item at the end of the file.
 
-    `way_out` is inserted into the error message, after "use another output".
+    Args:
+      path: path of the output.
+      items: the items that the run may write.
+      way_out: words for the error message, inserted after "use another output".
+
+    Returns:
+      The rows of each finished item, by seed.
 
     Raises:
       InputError: the output holds something that this run does not write.
@@ -63,7 +69,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
         if not count or seed in done or not whole:
             raise InputError(
                 f"{path}, line {position + 1} is not a row of this run, which has other prompts, "
-                f"seeds, temperatures or limits; use another output{way_out} or delete this one."
+                f"seeds, temperatures or limits; use another output{way_out}, or delete this file."
             )
         if len(group) < count:
             break
@@ -76,7 +82,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
         shown = tail[:40].decode(errors="replace")
         raise InputError(
             f"{path} ends with {shown!r}, which does not begin a row of this run; use another "
-            "output, or delete this one."
+            "output, or delete this file."
         )
     if is_first() and (tail or position < len(rows)):
         os.truncate(path, sum(len(line) + 1 for line in lines[:position]))
@@ -84,7 +90,7 @@ def find_done(path: Path, items: Sequence[Item], way_out: str = "") -> dict[int,
 
 
 def check_is_no_source(path: Path, data: DataSettings) -> None:
-    """Refuse an output file that is a source of the run, and sources without files."""
+    """Refuse an output that is also a file of a source, and a source without files."""
     if not path.exists():
         return
     for index, source in enumerate(data.sources):
@@ -93,7 +99,10 @@ def check_is_no_source(path: Path, data: DataSettings) -> None:
         else:
             files = find_files(source.files or [])
         if any(path.samefile(file) for file in files):
-            raise InputError(f"output {path} is a file of {data.name(index)}; use another output.")
+            raise InputError(
+                f"output {path} is a file of {data.name(index)}, which the run reads; use another "
+                "output."
+            )
 
 
 def format_rows(rows: Iterable[dict[str, Any]]) -> str:
@@ -108,14 +117,16 @@ def append_rows(
     settings: RegenerateSettings,
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Append rows as they are produced, until the goal is reached.
+    """Append the rows of each text or conversation to the output, until the goal is reached.
+
+    Amounts are numbers of texts, conversations or tokens; see `amount_of`.
 
     Args:
       texts: the rows of each text or conversation.
-      have: amount that the output already holds, as `amount_of` counts it.
+      have: amount that the output already holds.
       goal: amount at which writing ends.
       settings: settings of the run.
-      advance: called with the amount that each text adds.
+      advance: called with the amount of each text or conversation after it is written.
     """
     # All processes decode together; the first one writes.
     path = settings.output if is_first() else Path(os.devnull)
@@ -131,7 +142,10 @@ def append_rows(
 
 
 def amount_of(rows: JsonRows, settings: RegenerateSettings) -> int:
-    """Amount that a text or conversation adds to the goal: its tokens with loss, or 1."""
+    """Return what a text or conversation adds to the goal.
+
+    This is its number of tokens that carry loss if `settings.tokens` is the limit, otherwise 1.
+    """
     return 1 if settings.tokens is None else count_tokens(rows)
 
 
@@ -161,12 +175,12 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def count_tokens(rows: JsonRows) -> int:
-    """Number of tokens that carry loss."""
+    """Return the number of tokens that carry loss."""
     return sum(sum(row["loss_mask"]) for row in rows)
 
 
 def written_texts(row: Mapping[str, Any]) -> Iterator[list[int]]:
-    """The token ids that the target wrote in a row: each answer, or the text."""
+    """Yield the token ids of each answer in a row, or of the text that the target wrote."""
     pairs = zip(row["input_ids"], row["loss_mask"], strict=True)
     for carries_loss, own in groupby(pairs, lambda pair: pair[1]):
         if carries_loss:
@@ -174,7 +188,7 @@ def written_texts(row: Mapping[str, Any]) -> Iterator[list[int]]:
 
 
 def summarize(settings: RegenerateSettings) -> str:
-    """A sentence on the contents of the output and on what was left out.
+    """Describe in a sentence what the output contains and what was left out.
 
     A second sentence warns if half of the texts or more repeat themselves.
     """
@@ -205,13 +219,13 @@ def summarize(settings: RegenerateSettings) -> str:
     repeating = sum(map(repeats_itself, texts))
     if texts and 2 * repeating >= len(texts):
         summary += (
-            f". Warning: {repeating} of {len(texts)} repeat themselves, and a head that reads them "
-            "learns little else; raise temperatures, or if the target is a base model let it "
-            "continue texts (prompt_tokens)."
+            f". Warning: {repeating} of {len(texts)} repeat themselves, and a head that is trained "
+            "on these learns little else; raise temperatures, or let a base model continue texts "
+            "(prompt_tokens)."
         )
     return summary
 
 
 def describe_counts(counts: Counter[str]) -> str:
-    """Every reason with its count, the most frequent first."""
+    """List all reasons with their counts, the most frequent first."""
     return "; ".join(f"{count} × {reason}" for reason, count in counts.most_common())

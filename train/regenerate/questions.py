@@ -1,8 +1,8 @@
-"""Conversations in which the target writes both sides, and texts that it writes without a prompt.
+"""Conversations in which the target writes user and assistant turns, and texts without a prompt.
 
-A chat model that continues the opening of a user turn writes a user's question (Magpie, arXiv
-2406.08464). The answer and further turns follow as in any conversation. Malformed and repeated
-questions are left out.
+If the prompt of a chat model ends where the user's words begin, the model writes a user's question
+(Magpie, arXiv 2406.08464). The answer and further turns follow as in any conversation. Malformed
+and repeated questions are left out.
 
 A base model, which has no chat template, continues one ordinary token of its vocabulary, a
 different one for every text (as in LLM-QAT, arXiv 2305.17888). If its tokenizer adds a token at the
@@ -53,13 +53,14 @@ class UserTurn(NamedTuple):
     """The text that a template writes around the user's words.
 
     Attributes:
-      opening: the text before the user's words, without trailing spaces, since most tokens that
-        begin a word include the space.
-      gap: the trailing spaces of the opening, written before given words.
-      closing: the text that ends the user's words: a special token, or the first word after them.
-      token: id of the special token in `closing`; None for a word.
-      markers: texts that the user's words must not contain, since the model would read them as part
-        of the template: special tokens and, with a closing word, the word that opens the turn.
+      opening: text before the user's words, without trailing spaces, because most tokens that begin
+        a word include the space.
+      closing: text after the user's words: a special token, or the first word of the template.
+      token: id of the special token in `closing`; None if `closing` is a word.
+      markers: texts that the user's words must not contain, because the model would read them as
+        part of the template: the special tokens and, if `closing` is a word, the last word of
+        `opening`.
+      gap: trailing spaces before the user's words; written only before words that are given.
     """
 
     opening: str
@@ -74,7 +75,9 @@ def find_user_turn(
 ) -> UserTurn | None:
     """Find the text that the template writes around the user's words after these turns.
 
-    Returns None if the template refuses the turns, or if the text depends on the words or is empty.
+    Returns:
+      The text; None if the template refuses the turns, or if the text depends on the user's words
+      or is empty.
     """
     cuts = set()
     for words in _WORDS:
@@ -104,10 +107,11 @@ class Writer(NamedTuple):
     """A writer of texts or conversations, one per seed.
 
     Attributes:
-      write: the session that writes the text or conversation of a seed.
+      write: function from a seed to the session that writes its text or conversation.
       stop_tokens: tokens that end a turn or a text.
-      opening: the prompt format, which the digest in each row covers.
-      identity: fields of a row for the settings that the text depends on.
+      opening: the fixed text of the prompts. With the weights it determines the digest `target` in
+        each row.
+      identity: settings on which the texts depend, as fields of a row.
       is_chat: whether the target has a chat template.
     """
 
@@ -125,7 +129,9 @@ def chat_writer(
     asked: Container[str],
     settings: RegenerateSettings,
 ) -> Writer:
-    """Make a writer of conversations for a chat model; questions in `asked` are not answered.
+    """Make a writer of conversations for a chat model.
+
+    If the target writes a question that is already in `asked`, the conversation ends before it.
 
     Raises:
       InputError: the template does not show where the user's words begin and end.
@@ -134,8 +140,8 @@ def chat_writer(
     if first is None:
         raise InputError(
             f"The chat template of {template.name} does not show where a user's words begin and "
-            "end, so the target cannot write questions; set another data.chat_template, or use "
-            "recorded conversations with data.sources and prompts: data."
+            "end, so the target cannot write questions; set another data.chat_template, or set "
+            "prompts: data and name recorded conversations in data.sources."
         )
     hi = [{"role": "user", "content": "Hi"}]
     stops = end_tokens(template, tokenizer, target.eos_token_ids, [hi])
@@ -179,8 +185,8 @@ def chat_writer(
 def text_writer(tokenizer: Tokenizer, target: TargetConfig, settings: RegenerateSettings) -> Writer:
     """Make a writer of texts for a base model: text i continues the i-th ordinary token.
 
-    Ordinary tokens are all tokens of the target except special and end tokens, shuffled by
-    `data.shuffle_seed`.
+    The ordinary tokens are all tokens of the target except special and end tokens, in an order
+    drawn by `data.shuffle_seed`.
     """
     excluded = {*special_tokens(tokenizer), *target.eos_token_ids}
     tokens = (token for token in tokenizer.get_vocab().values() if token < target.vocab_size)
@@ -205,9 +211,10 @@ def text_writer(tokenizer: Tokenizer, target: TargetConfig, settings: Regenerate
 def new_rows(
     writer: Writer, items: Iterable[Item], conversations: Iterable[Conversation], asked: set[str]
 ) -> Iterator[JsonRows]:
-    """Yield the rows of each kept conversation, with counts of those dropped before it.
+    """Drop malformed and repeated conversations, and yield the rows of the others.
 
-    The questions of kept conversations are added to `asked`.
+    Each row counts the conversations that were dropped before it, by reason. The questions of kept
+    conversations are added to `asked`.
 
     Raises:
       InputError: `MOST_DROPPED` consecutive conversations or texts are dropped.
@@ -224,8 +231,9 @@ def new_rows(
                     what = "conversations"
                     raised = "max_user_tokens or user_sampling.temperature"
                 raise InputError(
-                    f"{MOST_DROPPED} {what} in a row are left out ({describe_counts(dropped)}); "
-                    f"check the target's output with `redrafter generate`, and raise {raised}."
+                    f"{MOST_DROPPED} {what} in succession are left out "
+                    f"({describe_counts(dropped)}); check the target's output with `redrafter "
+                    f"generate`, and raise {raised}."
                 )
             continue
         if writer.is_chat:
@@ -239,12 +247,15 @@ def new_rows(
 
 
 def questions_in(rows: JsonRows) -> list[str]:
-    """The questions of a conversation in the output; for a text, its token ids."""
+    """Return the questions of a conversation in the output; for a text, its token ids as text."""
     return rows[0].get("questions", [_join_ids(rows[0]["input_ids"])])
 
 
 def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
-    """Cut a conversation at a question in `asked`, and add its other questions to `asked`."""
+    """Cut a conversation at the first question that is in `asked`.
+
+    The questions before the cut are added to `asked`.
+    """
     kept = []
     for exchange in conversation.exchanges:
         if exchange.question in asked:
@@ -259,9 +270,13 @@ def drop_repeated(conversation: Conversation, asked: set[str]) -> Conversation:
 def read_question(
     written: Sequence[int], encoder: TurnEncoder, turn: UserTurn, begun: str = ""
 ) -> tuple[str, str | None]:
-    """The question that the target wrote, and the fault in it, if any.
+    """Return the question that the target wrote, and its fault; None if it has no fault.
 
-    The question begins with `begun`, the words that the target was given to continue.
+    Args:
+      written: tokens that the target wrote.
+      encoder: encoder of turns into prompts.
+      turn: the template's text around the user's words.
+      begun: words that the target was given to continue; the question begins with them.
     """
     tokenizer = encoder.tokenizer
     ended = written[-1] in encoder.stop_tokens
@@ -285,7 +300,7 @@ def read_question(
 
 
 def answer_fault(answer: Sequence[int]) -> str | None:
-    """The fault for which an answer is left out, if any."""
+    """Return the fault for which an answer is left out; None if it has no fault."""
     return "an answer that repeats itself" if repeats_itself(answer) else None
 
 

@@ -1,8 +1,8 @@
-"""`python -m train regenerate --config configs/x.yaml`: training data in the target's own words.
+"""`python -m train regenerate --config FILE`: let the target write training data.
 
 A drafter has to predict what the target writes, not what people wrote. The target continues texts,
-writes the assistant turns of conversations, or writes both sides. The output holds rows of tokens,
-which a source of a training config reads. Rows are in the order of their seeds. A stopped run
+writes the assistant turns of recorded conversations, or writes whole conversations. The output
+holds rows of tokens in the order of their seeds; a training run reads it as a source. A stopped run
 resumes after the last row, if the rows have the same prompts, seeds and temperatures.
 """
 
@@ -71,10 +71,10 @@ from .questions import (
 from .session import JsonRows, Session
 from .writers import LoadedTarget, build_mesh, open_writers, write_all
 
-_WEIGHTS = ", use the target that wrote this one"
+_WEIGHTS = ", use the target that wrote this file"
 _DATE = (
-    ", if the template writes today's date set that of the first start with "
-    "data.template_arguments={date_string: ...},"
+    ", state the date of the first start with data.template_arguments={date_string: ...} if the "
+    "chat template writes today's date"
 )
 
 
@@ -85,17 +85,21 @@ def regenerate(
 ) -> None:
     """Append the target's texts or conversations to the output.
 
-    With `prompts: self` and without workers, `is_late` is called regularly with the amount written;
-    once it returns True, the texts in progress are cut and the run ends.
+    With `workers`, this restricts JAX in this process to the CPU; see `prepare`.
 
-    With `workers`, JAX uses only the CPU in this process from then on; see `prepare`.
+    Args:
+      arguments: command-line arguments.
+      command: name of the command in the help; empty for `python -m train.regenerate`.
+      is_late: called regularly with the number of tokens or conversations written, only with
+        `prompts: self` and without workers. Once it returns True, the texts in progress are cut and
+        the run ends.
 
     Raises:
       InputError: the settings, the data, the models or the existing output cannot be used.
     """
     settings = parse_settings(
         RegenerateSettings,
-        "Write training data in the target's own words.",
+        "Let the target write training data: continued texts, rewritten answers or conversations.",
         arguments,
         command=command,
         processes=True,
@@ -220,7 +224,7 @@ def _write_prompts_too(
             if getattr(settings, name) not in (type(settings).model_fields[name].default, "varied"):
                 raise InputError(
                     f"{name} is for chat models, but {settings.target} has no chat template; leave "
-                    "it out, or set data.chat_template."
+                    f"{name} out, or set data.chat_template."
                 ) from None
         writer = text_writer(tokenizer, config, settings)
     else:
@@ -291,6 +295,6 @@ def _print_weights(console: Console, records: Iterable[Record | Skip]) -> None:
     if weighted:
         print_line(
             console,
-            f"conversations: {weighted} have answers of weight 0; the target rewrites these too, "
-            "and what it writes carries loss",
+            f"conversations: {weighted} have answers of weight 0; the target rewrites these "
+            "answers too, and the new answers carry loss",
         )

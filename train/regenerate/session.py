@@ -1,4 +1,4 @@
-"""Texts and conversations that are decoded together and returned in order."""
+"""Sessions, which write a text or a conversation; many are decoded together."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -34,7 +34,16 @@ def make_engine(
     length: int,
     stop_tokens: Sequence[int],
 ) -> Engine:
-    """Make an engine that is tuned for throughput, for texts of at most `length` tokens."""
+    """Make an engine with settings for throughput.
+
+    Args:
+      target: the target.
+      drafter: the drafter; None for autoregressive decoding.
+      tree: shape of the draft trees; None for the default.
+      rows: number of texts that are decoded together.
+      length: maximum number of tokens of a text, prompt included.
+      stop_tokens: tokens that end a text.
+    """
     shards = data_shards(target.mesh)
     group = -(-rows // (_GROUPS * shards))
     return Engine(
@@ -62,10 +71,17 @@ def run_sessions(
 ) -> Iterator[Result]:
     """Run many sessions together and yield their results in order.
 
-    There are up to two open sessions per slot, so that a free slot always finds a waiting request.
-    `is_late` is called every few decode steps. Once it returns True, every session receives the
-    tokens decoded so far as if its limit were reached, and sessions that request more return
-    `unfinished`. `on_end` is called as soon as a session ends, possibly before its turn.
+    Up to two sessions are open per slot of the engine, so that a free slot always finds a waiting
+    request.
+
+    Args:
+      engine: the engine that decodes.
+      sessions: the sessions, which are begun in order.
+      unfinished: the result of a session that is stopped; None: `is_late` is not used.
+      is_late: called every few decode steps. Once it returns True, each session receives the tokens
+        decoded so far, as if its limit were reached. A session that requests more is stopped.
+      on_end: called with a session's result as soon as the session ends, possibly before the
+        results of earlier sessions are known.
 
     Raises:
       InputError: the target's logits are not finite.

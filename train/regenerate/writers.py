@@ -1,4 +1,4 @@
-"""Those who write: this process, or several workers, each with a target and an engine."""
+"""The processes that decode: this one, or several workers, each with a target and an engine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,10 +21,10 @@ Item = TypeVar("Item")
 
 
 def build_mesh(settings: RegenerateSettings) -> Mesh | None:
-    """The devices of a process that writes.
+    """Build the mesh of a process that decodes; None for a single device.
 
     Raises:
-      InputError: there are too few, or they do not divide the rows.
+      InputError: there are too few devices, or `mesh.data` does not divide `batch_size`.
     """
     mesh = settings.mesh.build()
     check_rows(settings.batch_size, mesh, "batch_size")
@@ -32,7 +32,7 @@ def build_mesh(settings: RegenerateSettings) -> Mesh | None:
 
 
 class LoadedTarget:
-    """A target, and an engine for it as soon as something is to be written.
+    """A loaded target, and an engine that is made when it is first used.
 
     Raises:
       InputError: the target cannot be loaded.
@@ -45,7 +45,7 @@ class LoadedTarget:
 
     @cached_property
     def engine(self) -> Engine:
-        """An engine for the run, speculative if there is a drafter.
+        """The engine for the run; it decodes speculatively if `drafter` is set.
 
         Raises:
           InputError: the drafter cannot be loaded.
@@ -62,7 +62,9 @@ class LoadedTarget:
 def open_writers(
     settings: RegenerateSettings, stop_tokens: Sequence[int]
 ) -> AbstractContextManager[Workers[LoadedTarget]]:
-    """Open the writers that the settings ask for; `stop_tokens` end what they write.
+    """Open the processes that decode: this one, or the workers that the settings ask for.
+
+    `stop_tokens` are the tokens that end a text or a turn.
 
     Raises:
       InputError: the models cannot be loaded, or the workers do not start.
@@ -79,12 +81,12 @@ def write_all(
     items: Sequence[Item],
     **options: Any,
 ) -> Iterator[Result]:
-    """Write all items together and yield what was written in their order.
+    """Run the sessions of all items together, and yield their results in the order of the items.
 
     Args:
-      write: the session of an item.
+      write: function from an item to its session.
       loaded: the target that writes.
       items: the items.
-      **options: of `run_sessions`.
+      **options: options of `run_sessions`.
     """
     return run_sessions(loaded.engine, map(write, items), **options)

@@ -119,7 +119,7 @@ def test_the_table_obeys_the_report_at_batch_size_one(
             0.9,
             None,
             [0.0],
-            "; at temperature 0.7 0.90 times; the table beside the head, draft",
+            "; at temperature 0.7, 0.90 times as fast; the table beside the head, draft",
         ),
         (0.9, 1.1, TREE, [0.7], "Slower than no drafting: 'head' decodes 0.90 times as fast"),
         # 1.3 tokens a call at 0.9: it needs 1.05 * 1.3 / 0.9 - 1.3 more, 2.7 doublings.
@@ -143,8 +143,8 @@ def test_the_table_obeys_the_report_at_batch_size_one(
             0.9,
             TREE,
             [],
-            "; decode one prompt at a time without the head; of several at once "
-            "the tuner found it faster (batch size 8): serve with --drafter ",
+            "; decode one prompt at a time without the head; for several at once "
+            "the tuner found the head faster (batch size 8): serve with --drafter ",
         ),
     ],
 )
@@ -174,15 +174,19 @@ def test_what_the_report_found_is_recommended(
         (
             (8, 8),
             [],
-            "8 of 8 texts repeat themselves, which any drafter guesses; at temperature 0.7 "
-            "too little data; `eval compare` measures the head on prompts of your own, until then",
+            "8 of 8 texts repeat themselves, which any drafter guesses; at temperature 0.7, "
+            "too little data; decode without the head until `eval compare` has measured it",
         ),
-        ((8, 0), [0.7], "which any drafter guesses; at temperature 0.7 1.50 times; the table"),
+        (
+            (8, 0),
+            [0.7],
+            "which any drafter guesses; at temperature 0.7, 1.50 times as fast; the table",
+        ),
         (
             (0, 8),
             [0.0],
             "decodes 1.50 times as fast (middle half 1.45 to 1.55, faster in 8 of 8 turns) with "
-            "W=1 R=1 N=2; at temperature 0.7 too little data; the table",
+            "W=1 R=1 N=2; at temperature 0.7, too little data; the table",
         ),
     ],
 )

@@ -175,5 +175,5 @@ def test_answers_half_of_which_repeat_themselves_are_warned_of(
             "output": output,
         }
     )
-    warning = f". Warning: {loops} of 4 repeat themselves, and a head that reads them learns"
+    warning = f". Warning: {loops} of 4 repeat themselves, and a head that is trained on these"
     assert (warning in summarize(settings)) == warned

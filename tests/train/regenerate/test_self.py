@@ -154,7 +154,7 @@ def test_a_run_without_questions_ends(
     reason: str,
 ) -> None:
     monkeypatch.setattr(questions, "MOST_DROPPED", 5)
-    with pytest.raises(InputError, match=rf"5 conversations in a row .* \(5 × {reason}\)"):
+    with pytest.raises(InputError, match=rf"5 conversations in succession .* \(5 × {reason}\)"):
         inventing(tmp_path / "rows.jsonl", **changes)
 
 

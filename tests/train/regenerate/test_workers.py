@@ -27,7 +27,7 @@ def test_when_a_worker_is_killed_another_writes_the_rest(
     values = inventing.values | {"count": 120}
     one = Regeneration(inventing.target, tmp_path, **values)
     told = written_by_two(one, tmp_path / "two.jsonl", kill=True)
-    assert "another takes its place" in told
+    assert "a new worker replaces it" in told
     assert (tmp_path / "two.jsonl").read_bytes() == one.finished.read_bytes()
 
 
