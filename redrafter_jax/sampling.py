@@ -308,7 +308,7 @@ def unpack_bits(masks: Int[Array, "B N words"], vocab_size: int) -> Bool[Array, 
 def keep_allowed(
     logits: Float[Array, "B N part"], allowed: Bool[Array, "B _ V"]
 ) -> Float[Array, "B N part"]:
-    """Set the scores of tokens that are not allowed to minus infinity."""
+    """Replace the scores of disallowed tokens with minus infinity."""
     return jnp.where(own_shard(allowed, logits.shape[-1]), logits, -jnp.inf)
 
 

@@ -123,7 +123,7 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise InputError(
                 f"Checkpoint {step} in {checkpoints.directory} cannot be read ({reason}); restore "
-                f"its files, or delete {step} {rest}."
+                f"its files, or delete checkpoint {step} {rest}."
             ) from None
 
     stated = read(record=ocp.args.JsonRestore())["record"]

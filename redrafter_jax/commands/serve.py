@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise InputError(
             f"redrafter serve needs the package {error.name}, which is not installed; in a "
-            f"checkout of redrafter-jax, pip install '.[{extras}]' installs all it needs."
+            f"checkout of redrafter-jax, install all of its packages: pip install '.[{extras}]'."
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redrafter_jax").setLevel(logging.INFO)

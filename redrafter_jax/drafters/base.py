@@ -122,7 +122,7 @@ class Drafter(ABC):
         return self
 
     def empty(self, target: Decoder, rows: int) -> Any:
-        """Return the state before any token is read, a pytree of arrays with B = `rows` rows."""
+        """Return the state before any token is read: a pytree of arrays with `rows` rows."""
         del target, rows
         return ()
 
@@ -177,7 +177,7 @@ class Drafter(ABC):
 
 
 def check_context_layers(target: TargetConfig, layers: Sequence[int], name: str) -> None:
-    """Refuse context layers that are not in increasing order or not below the last layer.
+    """Check that context layers are in increasing order and below the last layer.
 
     `name` is the name of the layers in the error.
     """

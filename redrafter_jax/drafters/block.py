@@ -95,7 +95,7 @@ class BlockDrafter(HeadDrafter):
         lengths: Int[Array, " B"],
         tree: TreeConfig,
     ) -> tuple[Advance, Grown]:
-        """Return the `Advance` of the head, and the state before the first round.
+        """Return the head's `Advance` function, and the beams before the first draft round.
 
         This function runs the head's layers once, which scores all places (positions in the block).
         The rounds run only the small heads of DSpark, if there are any. They correct the scores

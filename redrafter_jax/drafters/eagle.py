@@ -101,11 +101,11 @@ class EagleDrafter(HeadDrafter):
         lengths: Int[Array, " B"],
         tree: TreeConfig,
     ) -> tuple[Advance, Grown]:
-        """Return the `Advance` of the head, and the state before the first round.
+        """Return the head's `Advance` function, and the beams before the first draft round.
 
-        `lengths` is a field of `View`; the other arguments are those of `propose`. The state of a
-        beam is the mask of the nodes that the beam attends to, and the layer's output at the beam's
-        newest entry.
+        `lengths` is `View.lengths`; the other arguments are those of `propose`. `Grown.beams` holds
+        two arrays: the mask of the nodes that each beam attends to, and the layer's output for the
+        last token that the layer has read on each beam.
         """
         head, scorer, B = self.model.merge(), self.scorer(target), len(lengths)
         scale, dtype = head.config.layer.attention_scale, cache.keys[0].dtype

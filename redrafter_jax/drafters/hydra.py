@@ -121,7 +121,7 @@ class HydraDrafter(HeadDrafter):
         return build_tree(view.root, beams, tree)
 
     def begin(self, target: Decoder, own: Float[Array, "B D"]) -> tuple[Advance, Grown]:
-        """Return the `Advance` of the heads, and the state before the first round.
+        """Return the heads' `Advance` function, and the beams before the first draft round.
 
         The state of a beam is the concatenated embeddings of the root and of the beam's drafted
         tokens.

@@ -42,8 +42,8 @@ class Attention(nnx.Module):
     Args:
       config: the configuration of the model.
       rngs: random number generators for the initial weights.
-      inputs: I, the input width of the query, key and value projections; None takes the model's
-        width. The output projection always returns the model's width.
+      inputs: input width of the query, key and value projections, the axis I of `x`; None takes
+        the model's width. The output projection always returns the model's width.
     """
 
     def __init__(self, config: TargetConfig, *, rngs: nnx.Rngs, inputs: int | None = None) -> None:

@@ -132,21 +132,25 @@ class Message(Fields):
     @classmethod
     def _check_role(cls, reasoning: str, others: Any) -> str:
         if others.data.get("role") != "assistant":
-            raise ValueError("only messages of the role 'assistant' have it; leave it out")
+            raise ValueError(
+                "only messages of the role 'assistant' have reasoning; leave reasoning_content out"
+            )
         return reasoning
 
     @field_validator("tool_calls")
     @classmethod
     def _check_caller(cls, calls: list[ToolCall], others: Any) -> list[ToolCall]:
         if others.data.get("role", "assistant") != "assistant":
-            raise ValueError("only messages of the role 'assistant' call tools; leave it out")
+            raise ValueError(
+                "only messages of the role 'assistant' have tool calls; leave tool_calls out"
+            )
         return calls
 
     @field_validator("tool_call_id")
     @classmethod
     def _check_result(cls, identifier: str | None, others: Any) -> str | None:
         if others.data.get("role") != "tool" and identifier is not None:
-            raise ValueError("only messages of the role 'tool' have one; leave it out")
+            raise ValueError("only messages of the role 'tool' have a tool_call_id; leave it out")
         if others.data.get("role") == "tool" and identifier is None:
             raise missing_field()
         return identifier

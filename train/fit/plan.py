@@ -223,7 +223,7 @@ def plan_training(plan: FitPlan, tokens: int, step_tokens: int) -> FitPlan:
     """Return the plan with the number of training steps that the remaining time allows.
 
     Args:
-      plan: the plan; its `tokens` are written and read.
+      plan: the plan of a fit whose texts the target has already written and read.
       tokens: number of tokens of the training data.
       step_tokens: number of tokens per training step.
     """

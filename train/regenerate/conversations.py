@@ -54,7 +54,7 @@ class TurnEncoder(NamedTuple):
     vocab_size: int
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a rendered prompt, the same as in decoding."""
+        """Tokenize a rendered prompt exactly as for generating an answer."""
         special = self.template.adds_special_tokens
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
