@@ -123,12 +123,13 @@ NO_CHOICE = -2
 class Beams(NamedTuple):
     """The extensions that a beam search keeps in each of its R rounds.
 
-    An extension is a beam of the previous round, followed by one more token.
+    An extension is one of the round's beams followed by one more token. In round 0 the only beam is
+    the root. In a later round, the beams are the W best extensions of the round before.
 
     Attributes:
-      tokens: last tokens of the X best extensions of each round. The first W extensions are the
-        beams of the next round. X = W unless `TreeConfig.rerank` is set.
-      parents: index of the extended beam in the previous round; 0 in round 0.
+      tokens: last tokens of the X best extensions of each round, the best first. X = W unless
+        `TreeConfig.rerank` is set.
+      parents: index of the beam that each extension extends, among the beams of its round.
       log_probs: cumulative log-probability of each extension from the root on; at most 0, never
         NaN.
     """

@@ -110,8 +110,9 @@ class Verdict(NamedTuple):
 def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
     """Judge the fastest of several ways of drafting, measured in turns on the same texts.
 
-    The sentence also gives the best speed-ups of prompt lookup alone and of the head alone, where
-    other ways measured them. If the fastest way is a head alone, no other head is mentioned.
+    `Verdict.sentence` also gives the best speed-up among the other ways that use only prompt lookup,
+    and among those that use only the head. If the fastest way is itself of one of these kinds, the
+    others of its kind are left out.
 
     Args:
       ways: the measured ways, without the baseline.

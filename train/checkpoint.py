@@ -108,7 +108,7 @@ def restore_latest(checkpoints: ocp.CheckpointManager, like: Any, resume: bool) 
         return None
     if not resume:
         raise InputError(
-            f"resume is never, but {checkpoints.directory} already holds checkpoint {step}; set "
+            f"resume=never, but {checkpoints.directory} already holds checkpoint {step}; set "
             "resume=auto, use another output_dir, or delete this folder."
         )
 

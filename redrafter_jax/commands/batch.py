@@ -54,8 +54,8 @@ def continue_file(arguments: argparse.Namespace) -> None:
     last_seed = 2**31 - len(prompts)
     if not 0 <= arguments.seed <= last_seed:  # refuse now rather than in the last batch
         raise InputError(
-            f"--seed is {arguments.seed}; row i is sampled with seed --seed + i, so for "
-            f"{len(prompts)} prompts it must be from 0 to {last_seed}."
+            f"--seed is {arguments.seed}, but for {len(prompts)} prompts it must be from 0 to "
+            f"{last_seed}, because prompt i is decoded with this seed plus i."
         )
     seeds = range(arguments.seed, arguments.seed + len(prompts))
     sampling = config_of(SamplingConfig, arguments)

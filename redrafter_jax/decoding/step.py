@@ -47,7 +47,7 @@ def decode_step(
 def verified_step(
     decoder: Decoder, drafter: Drafter, state: DecodeState, tree: TreeConfig | None
 ) -> tuple[DecodeState, StepTrace, Verified]:
-    """Run one decode step within a compiled program: propose, verify, finish, read the path.
+    """Run one decode step within a compiled program, from the proposal to reading the path.
 
     Args:
       decoder: the target, as returned by `Target.merge`.
@@ -82,15 +82,15 @@ def decide_step(
     noise: Float[Array, "B P V"],
     nodes: Int[Array, " M"] | None = None,
 ) -> tuple[DecodeState, StepTrace, Verified]:
-    """Run the part of a step after the proposal: verify the tree, finish the step, read the path.
+    """Run the part of a step after the proposal; the result is that of `verified_step`.
 
-    The result is that of `verified_step`.
+    The target verifies the tree, `finish` updates the rows, and the drafter reads the accepted path.
 
     Args:
       decoder: the target, as returned by `Target.merge`.
       drafter: the drafter.
       state: the state before the step.
-      cache: the cache of `as_asked(state)`, in which rows that are done have length 0.
+      cache: the cache of `state`, with length 0 in rows that are done, from `as_asked(state)`.
       drafted: the proposed tree.
       noise: noise from `step_noise`.
       nodes: indices of the nodes to verify, as in `verify`.
@@ -107,7 +107,7 @@ def settle_step(
     verified: Verified,
     noise: Float[Array, "B P V"],
 ) -> tuple[DecodeState, StepTrace]:
-    """Run the part of a step after the verification: finish the step, and read the path."""
+    """Run the part of a step after the verification: update the rows, read the accepted path."""
     after, trace = finish(decoder, state, drafted, verified, noise)
     return read_path(decoder, drafter, state, after, verified, trace), trace
 

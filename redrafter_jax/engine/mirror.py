@@ -217,8 +217,8 @@ class Mirror:
         """Let the drafter read the tokens that the target has just read.
 
         Args:
-          state: state after the prefill pass. `state.own` was recorded by `relay`, the drafter's stand-in
-            on the target's devices.
+          state: state after the prefill pass; `state.own` was recorded by `relay`, which takes the
+            drafter's place on the target's devices.
           chunk: the tokens that were read.
           live: indices of the rows that were read.
         """

@@ -165,13 +165,13 @@ class Scheduler:
 
     @property
     def running(self) -> list[int]:
-        """The occupied slots, sorted by the rank of their requests."""
+        """The occupied slots, sorted by `Row.rank`."""
         rows = [(row.rank, index) for index, row in enumerate(self.slots) if row is not None]
         return [index for _, index in sorted(rows)]
 
     @property
     def decoding(self) -> list[int]:
-        """The occupied slots whose prompts have been read, sorted by rank; these can decode."""
+        """The occupied slots whose prompts have been read, sorted by `Row.rank`."""
         return [index for index in self.running if not self.row(index).reading]
 
     def row(self, index: int) -> Row:

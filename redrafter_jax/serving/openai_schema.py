@@ -106,7 +106,9 @@ class BaseRequest(DecodingFields):
     @classmethod
     def _check_form(cls, held: Any, others: Any) -> Any:
         if others.data.get("response_format"):
-            raise ValueError("response_format asks for the same; give only one of the two")
+            raise ValueError(
+                "response_format also sets the form of the answer; give only one of the two"
+            )
         return held
 
     @field_validator("prompt_logprobs")
@@ -223,7 +225,7 @@ class ChatRequest(BaseRequest):
     @classmethod
     def _check_limit(cls, limit: int, others: Any) -> int:
         if others.data.get("max_tokens") is not None:
-            raise ValueError("max_tokens asks for the same; give only one of the two")
+            raise ValueError("max_tokens sets the same limit; give only one of the two")
         return limit
 
     @field_validator("top_logprobs")

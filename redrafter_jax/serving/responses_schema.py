@@ -246,9 +246,8 @@ class ResponsesRequest(DecodingFields):
 def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Convert items to the turns of a chat.
 
-    Consecutive reasoning, text and calls of the assistant form one turn, as in an answer. Reasoning
-    begins a new turn, and so does a message that directly follows a message. Incomplete calls are
-    left out.
+    Consecutive items of the assistant (reasoning, messages and calls) form one turn, up to the next
+    reasoning item or to the second of two adjacent messages. Incomplete calls are left out.
     """
     turns: list[dict[str, Any]] = []
     before: Item | None = None

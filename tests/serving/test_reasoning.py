@@ -52,7 +52,7 @@ def test_a_server_tells_reasoning_whole_and_streamed() -> None:
         again = ask(base, "", max_tokens=2, messages=[asked])
         assert again.status_code == 200
         user = ask(base, "", messages=[asked | {"role": "user"}]).json()["error"]["message"]
-        assert "only messages of the role 'assistant' have it" in user
+        assert "only messages of the role 'assistant' have reasoning" in user
     # Choice 1 begins at the second token, so that its mark is none.
     assert [choice["message"] for choice in whole["choices"]] == [
         {"role": "assistant", "content": "yes", "reasoning_content": "hm", "refusal": None},

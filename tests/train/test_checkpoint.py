@@ -108,7 +108,8 @@ def test_whatever_file_is_damaged_the_way_out_is_the_checkpoint_before(tmp_path:
     assert len(refusals) > 3
     for refusal in refusals:
         assert re.match(
-            r"Checkpoint 2 in .* cannot be read \(.+\); restore its files, or delete checkpoint 2 to resume",
+            r"Checkpoint 2 in .* cannot be read \(.+\); restore its files, or delete checkpoint 2 "
+            r"to resume",
             refusal,
         )
 

@@ -141,7 +141,7 @@ def chat_writer(
         raise InputError(
             f"The chat template of {template.name} does not show where a user's words begin and "
             "end, so the target cannot write questions; set another data.chat_template, or set "
-            "prompts: data and name recorded conversations in data.sources."
+            "prompts=data and list recorded conversations in data.sources."
         )
     hi = [{"role": "user", "content": "Hi"}]
     stops = end_tokens(template, tokenizer, target.eos_token_ids, [hi])

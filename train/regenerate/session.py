@@ -77,9 +77,11 @@ def run_sessions(
     Args:
       engine: the engine that decodes.
       sessions: the sessions, which are begun in order.
-      unfinished: the result of a session that is stopped; None: `is_late` is not used.
-      is_late: called every few decode steps. Once it returns True, each session receives the tokens
-        decoded so far, as if its limit were reached. A session that requests more is stopped.
+      unfinished: the result to yield for a session that `is_late` cuts short. If None, `is_late` is
+        never called.
+      is_late: called every few decode steps. Once it returns True, each session with new tokens
+        receives them, as if its request had reached its limit. A session without new tokens, or
+        one that then makes another request, is cut short.
       on_end: called with a session's result as soon as the session ends, possibly before the
         results of earlier sessions are known.
 

@@ -9,7 +9,10 @@ from prometheus_client.registry import Collector
 
 
 def joined_pages(pages: Mapping[str, str]) -> bytes:
-    """Join the pages of replicas, by name; the label `replica` names each sample's replica."""
+    """Join the Prometheus pages of several replicas, each given by the replica's name.
+
+    Each sample gets the name of its replica as the label `replica`.
+    """
     families: dict[str, Metric] = {}
     for name, page in pages.items():
         for family in text_string_to_metric_families(page):
