@@ -110,9 +110,9 @@ class Verdict(NamedTuple):
 def judge(ways: Sequence[MeasuredWay], texts: Texts) -> Verdict:
     """Judge the fastest of several ways of drafting, measured in turns on the same texts.
 
-    `Verdict.sentence` also gives the best speed-up among the other ways that use only prompt lookup,
-    and among those that use only the head. If the fastest way is itself of one of these kinds, the
-    others of its kind are left out.
+    `Verdict.sentence` also gives the best speed-up among the other ways that use only prompt
+    lookup, and among those that use only the head. If the fastest way is itself of one of these
+    kinds, the others of its kind are left out.
 
     Args:
       ways: the measured ways, without the baseline.

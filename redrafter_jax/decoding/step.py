@@ -84,7 +84,8 @@ def decide_step(
 ) -> tuple[DecodeState, StepTrace, Verified]:
     """Run the part of a step after the proposal; the result is that of `verified_step`.
 
-    The target verifies the tree, `finish` updates the rows, and the drafter reads the accepted path.
+    The target verifies the tree, `finish` updates the rows, and the drafter reads the accepted
+    path.
 
     Args:
       decoder: the target, as returned by `Target.merge`.

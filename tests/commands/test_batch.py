@@ -130,7 +130,7 @@ def test_rows_of_other_prompts_and_bad_values_are_refused(
     for more, reason in (
         ([], f"{output}, line 2 is not the row of "),
         (["--seed", "3"], f"{output}, line 1 is not the row of "),
-        (["--seed", str(2**31 - 4)], "for 5 prompts it must be from 0 to 2147483643."),
+        (["--seed", str(2**31 - 4)], "for 5 prompts it must be from 0 to 2147483643, because"),
         (["--batch-size", "0"], "--batch-size: 0 is given; it must be greater than 0"),
         (["--output", other, "--prompts", other], "other.jsonl, which is the file of --prompts;"),
         (["--prompts", other], "other.jsonl, line 1: 'prompt' is ''; it must be a string"),
