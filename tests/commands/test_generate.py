@@ -210,7 +210,7 @@ def test_a_message_is_written_as_the_template_does_and_its_answer_ends_with_its_
         (["--template-arguments", "{x: 1, x: 2}"], "} (the key 'x' appears twice at line 1, col"),
         (
             ["--chat-template", "vicunna"],
-            "give a Jinja file, tokenizer, or a built-in format (chatml, ",
+            "give a Jinja file, tokenizer for the tokenizer's own template, or a built-in format (",
         ),
         (["--mesh-model", "9"], "--mesh-model is 9; it must be from 1 to 8, the number of"),
         (["--mesh-model", "4"], "model=4, which does not divide the target's num_key"),

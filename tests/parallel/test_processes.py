@@ -66,7 +66,7 @@ def test_options_come_before_variables(
 @pytest.mark.parametrize(
     ("given", "variables", "words"),
     [
-        ({"process_id": 0}, {}, "needs --coordinator-address, --num-processes, or"),
+        ({"process_id": 0}, {}, "also needs --coordinator-address, --num-processes; give"),
         (
             {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
             {},
