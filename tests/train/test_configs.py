@@ -43,7 +43,13 @@ def test_a_drafter_and_its_optimizer_can_be_made(
 
 @pytest.mark.parametrize(
     "name",
-    ["demo_regenerate", "llama_3_1_8b_words", "smollm2_135m/own_words", "smollm2_135m/regenerate"],
+    [
+        "demo_regenerate",
+        "llama_3_1_8b_words",
+        "smollm2_135m/kinds",
+        "smollm2_135m/own_words",
+        "smollm2_135m/regenerate",
+    ],
 )
 def test_the_settings_of_written_data_are_valid(name: str) -> None:
     load_settings(RegenerateSettings, CONFIGS / f"{name}.yaml", TARGET)
