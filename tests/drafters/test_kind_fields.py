@@ -129,7 +129,7 @@ CONFIGS = {
         (
             BLOCK_SHAPE,
             {"markov_head_type": "rnn", "markov_rank": 2},
-            "markov_head_type is 'rnn' and sample_from_anchor is False, .* programs disagree",
+            "markov_head_type is 'rnn' and sample_from_anchor is False; programs disagree",
         ),
     ],
 )
