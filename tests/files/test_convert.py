@@ -152,7 +152,7 @@ def test_ours_come_out_byte_for_byte_and_nothing_is_overwritten(
     convert_folder(source, tmp_path / "new")
     for file in ("model.safetensors", "config.json", "draft.yaml"):
         assert (tmp_path / "new" / file).read_bytes() == (source / file).read_bytes()
-    with pytest.raises(InputError, match="dtype 'int8' is not supported; use float32, bfloat16"):
+    with pytest.raises(InputError, match="dtype 'int8' is not supported; use float32 or bfloat16"):
         convert_folder(saved / "drafter", tmp_path / "other", "int8")
     with pytest.raises(InputError, match="new exists already; name a new folder, or"):
         convert_folder(saved / "target", tmp_path / "new")

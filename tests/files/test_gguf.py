@@ -230,7 +230,10 @@ def ones(*shape: int) -> tuple[np.ndarray, str]:
         ({"blk.0.ffn_gate_inp.weight": ones(2, 32)}, "models of this architecture do not have"),
         ({"attn_q.weight": ones(2, 32)}, "models of this architecture do not have"),
         ({"output_norm.weight": ones(32)}, r"shape \(32,\), but the configuration asks for"),
-        ({"blk.0.ffn_up.weight": (np.ones((256, 256), np.int8), "I8")}, "is stored as I8; supp"),
+        (
+            {"blk.0.ffn_up.weight": (np.ones((256, 256), np.int8), "I8")},
+            "is stored as I8; the supported",
+        ),
         ({"rope_factors_long.weight": ones(32)}, "must be 'longrope', but it is 'none'"),
         (
             {"llama.rope.scaling.type": "linear", "rope_freqs.weight": ones(32)},

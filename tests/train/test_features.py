@@ -194,7 +194,7 @@ def test_features_that_were_killed_go_on_to_the_same_bits(
         ),
         ({"features": None}, ("features",), "features is missing; set the output folder"),
         ({}, ("features", "top_k=301"), "top_k is 301, but the target has 300 tokens"),
-        ({}, ("features", "top_k=6"), "holds features with other values of top_k; use another"),
+        ({}, ("features", "top_k=6"), "holds features with other values of top_k; set features"),
     ],
 )
 def test_features_that_do_not_fit_are_refused(

@@ -231,7 +231,7 @@ def test_the_drafter_is_tried_and_the_best_is_kept(
     assert [row["acceptance_length"] for row in tried.values()] == [11 / 6] * 3
     assert f"best drafter, acceptance length 1.83 at step 16: {output}/best\n" in said.out
     verdict = said.out.splitlines()[-1]
-    assert verdict.startswith("Too little data to tell: the head was tried on 2 texts, and 8 are")
+    assert verdict.startswith("Too little data to tell: the head was tried on 2 texts, but 8 are")
 
     # What the run logged is what anyone gets who decodes with the kept drafter.
     result = generate(

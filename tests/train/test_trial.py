@@ -88,7 +88,7 @@ def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turn
         # What any drafter guesses is no gain of the head.
         (Best(9, 3.0, "a", 24, 12), "Too little data to tell: the head was tried on 12 of 24 text"),
         (Best(9, 3.0, "a", 24, 0, 12), "Too little data to tell: the head was tried on 12 of 24 a"),
-        (Best(9, 3.0, "a", 2), "Too little data to tell: the head was tried on 2 texts, and 8 are"),
+        (Best(9, 3.0, "a", 2), "Too little data to tell: the head was tried on 2 texts, but 8 are"),
         # Kept by a run that did not count texts.
         (Best(9, 3.0, "a"), "Too little data to tell: the head was tried on 0 texts"),
     ],
