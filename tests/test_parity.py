@@ -49,7 +49,8 @@ TREES = {
     ),
 }
 SLOWER = (
-    "shared nodes and copied tokens",
+    "all nodes",
+    "shared nodes",
     "copied tokens under a budget",
     "deep and sharp",
     "root alone",

@@ -175,7 +175,7 @@ def own_part(name: str, target: Target) -> ModelDrafter:
     return part.of(target)
 
 
-@pytest.mark.parametrize("tree", [CHAIN, TREE], ids=str)
+@pytest.mark.parametrize("tree", [pytest.param(CHAIN, marks=pytest.mark.long), TREE], ids=str)
 def test_the_first_layers_draft_as_the_model_that_they_are(
     target: Target, tree: TreeConfig
 ) -> None:

@@ -41,9 +41,9 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 @pytest.mark.parametrize(
     ("config", "quantization"),
     [
-        (CONFIG, Quantization.of("int8")),
+        pytest.param(CONFIG, Quantization.of("int8"), marks=pytest.mark.long),
         (CONFIG, Quantization("int4", None, "int4")),
-        (CONFIG, Quantization("fp8", "fp8", "fp8")),
+        pytest.param(CONFIG, Quantization("fp8", "fp8", "fp8"), marks=pytest.mark.long),
         (TIED, Quantization("int4", "int4")),
     ],
 )
@@ -179,7 +179,7 @@ def test_parts_of_a_weight_in_files_of_their_own(
     assert len(digests) == 3
 
 
-SHORT = ("Q4_1", "Q8_0", "Q4_K", "Q6_K")
+SHORT = ("Q4_1", "Q4_K")
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,13 @@ QUERY = "model.layers.0.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("config", "stated", "plain"),
     [
-        (CONFIG, GPTQ, PLAIN),
+        pytest.param(CONFIG, GPTQ, PLAIN, marks=pytest.mark.long),
         (CONFIG, GPTQ | {"desc_act": True, "group_size": 64}, PLAIN),
-        (CONFIG, SYMMETRIC, PLAIN),
-        (CONFIG, GPTQ_V2 | {"group_size": -1}, PLAIN),
+        pytest.param(CONFIG, SYMMETRIC, PLAIN, marks=pytest.mark.long),
+        pytest.param(CONFIG, GPTQ_V2 | {"group_size": -1}, PLAIN, marks=pytest.mark.long),
         # Some modules are left plain; the head is quantized.
         (QWEN2, GPTQ_V2 | {"dynamic": {"-:.*o_proj": {}}}, ("embed_tokens", "o_proj")),
-        (CONFIG, AWQ, PLAIN),
+        pytest.param(CONFIG, AWQ, PLAIN, marks=pytest.mark.long),
         (CONFIG, AWQ | {"group_size": -1, "modules_to_not_convert": ["v_proj"]}, (*PLAIN, "v_")),
         (GEMMA3, AWQ | {"group_size": 64}, PLAIN),
     ],
