@@ -146,18 +146,20 @@ def distance_and_bound(counts: np.ndarray, law: np.ndarray) -> tuple[float, floa
 
 
 @pytest.mark.parametrize(
-    ("name", "batches"),
+    "name",
     [
-        ("deep and sharp, 0.8 top-p", 1),
-        *(pytest.param(name, BATCHES, marks=pytest.mark.long) for name in CASES),
+        pytest.param("chain", marks=pytest.mark.long),
+        "deep and sharp, 0.8 top-p",
+        pytest.param("final beams under a budget, top-k", marks=pytest.mark.long),
+        pytest.param("mirror", marks=pytest.mark.long),
     ],
 )
-def test_sequences_are_drawn_as_often_as_the_target_says(name: str, batches: int) -> None:
+def test_sequences_are_drawn_as_often_as_the_target_says(name: str) -> None:
     case = CASES[name]
     # Each case has its own seeds: the same ones would draw the same text once more.
     first_seed = list(CASES).index(name) * BATCHES * ROWS
-    counts = count_sequences(case, batches, first_seed)
-    assert counts.sum() == batches * ROWS
+    counts = count_sequences(case, BATCHES, first_seed)
+    assert counts.sum() > 50_000
     distance, bound = distance_and_bound(counts, exact_law(case.sampling, case.layers))
     assert distance < bound
 

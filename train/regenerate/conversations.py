@@ -13,8 +13,7 @@ So every answer follows exactly the tokens that the target read.
 
 The tokens of an answer carry loss, including the stop token that the target chose. An answer that
 was cut at its token limit has no stop token. In the next prompt the template writes an end marker
-after this answer; the marker carries no loss. Questions that the target
-wrote may carry loss too.
+after this answer; the marker carries no loss. Questions that the target wrote may carry loss too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -78,7 +77,8 @@ class Row(NamedTuple):
 
     Attributes:
       tokens: token ids.
-      mask: 1 for tokens that the target wrote, 0 for tokens that it read.
+      mask: loss mask, 1 for tokens that carry loss and 0 for the others. Only tokens that the
+        target wrote carry loss.
       answers: number of answers in the row.
       cut: number of these answers that were cut at their token limit.
     """
@@ -133,7 +133,7 @@ class Asked(NamedTuple):
     written: Sequence[int] = ()
 
     def mask(self, prompt: Sequence[int]) -> list[int]:
-        """The loss mask of the prompt for the answer: 1 for the question's tokens that carry loss.
+        """Return the loss mask of the prompt for the answer: 1 for the question's `written` tokens.
 
         The prompt holds the text of the question, so its tokens may differ from those that the
         target wrote. The first different token and all after it carry no loss.

@@ -165,8 +165,8 @@ def chat_writer(
         question, fault = read_question(written, encoder, turn, begun)
         if fault is None and question in asked:
             fault = _REPEATED
-        asked_now = [*turns, {"role": "user", "content": question}]
-        return fault or Asked(asked_now, prompt, written if settings.user_loss else ())
+        extended = [*turns, {"role": "user", "content": question}]
+        return fault or Asked(extended, prompt, written if settings.user_loss else ())
 
     def write(seed: int) -> Session[Conversation]:
         return run_conversation(

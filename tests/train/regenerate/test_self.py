@@ -100,10 +100,12 @@ def test_what_the_target_asked_carries_loss_if_it_is_to(
     rows = inventing(tmp_path / "rows.jsonl", **changes, user_loss=True)
     assert [row["input_ids"] for row in rows] == [row["input_ids"] for row in told]
     target = load_target(inventing.target, "float32")
-    whole = 0
+    whole = later = 0
     for row, plain in zip(rows, told, strict=True):
         ids, added = row["input_ids"], np.subtract(row["loss_mask"], plain["loss_mask"])
         assert added.min() == 0
+        answered = np.flatnonzero(plain["loss_mask"])[0]
+        later += row["answers"] == 2 and added[answered:].any()
         if row["row"] > 0:
             continue
         read = f"<|im_start|>user\n{row['user_opening']}"
@@ -117,6 +119,7 @@ def test_what_the_target_asked_carries_loss_if_it_is_to(
             # Leading spaces are not part of a question.
             assert not added[begin : begin + len(said)].all()
     assert whole >= 3
+    assert later >= 2, "second questions carry loss too"
     with pytest.raises(InputError, match="is not a row of this run"):
         inventing(tmp_path / "rows.jsonl", **changes)
 
