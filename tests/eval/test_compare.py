@@ -242,4 +242,4 @@ def test_no_last_line_gives_a_gain_to_a_head_that_has_none(
     evaluate(["compare", f"--config={write_yaml(tmp_path / 'settings.yaml', values)}"])
     line = capsys.readouterr().out.splitlines()[-1]
     assert re.match(f"greedy: ({last})", line)
-    assert re.search(r"[;,] (give|more|decode|it needs) ", line)
+    assert re.search(r"[;,] (give|more|decode|measure|it needs) ", line)
