@@ -98,6 +98,7 @@ def test_numbers_that_overflow_on_the_way_are_told_apart(
 @pytest.mark.parametrize(
     "token", [11, *(pytest.param(token, marks=pytest.mark.long) for token in (0, 12, 23))]
 )
+@pytest.mark.long
 def test_one_score_of_all_is_enough_also_on_a_mesh(
     folders: PairFolders, tmp_path: Path, token: int
 ) -> None:

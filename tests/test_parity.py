@@ -55,6 +55,7 @@ SLOWER = (
     "deep and sharp",
     "root alone",
     "whole vocabulary",
+    "final beams under a budget",
 )
 # One batch holds all of them: temperatures and filters differ row by row.
 SAMPLINGS = [

@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
 TEXTS: dict[str, Any] = {"max_new_tokens": 24, "eos_token_ids": (), "log_probs": True}
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_updates_together_are_what_generate_returns(
     habitual_target: Target, good_drafter: LoadedHead, steps: int
 ) -> None:

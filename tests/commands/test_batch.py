@@ -54,6 +54,7 @@ def alone(habitual_target: Target) -> list[list[int]]:
     ]
 
 
+@pytest.mark.long
 def test_every_row_is_the_prompts_own_text_and_says_how_it_was_decoded(
     continue_all: Continue, output: Path, alone: list[list[int]]
 ) -> None:

@@ -140,6 +140,7 @@ def test_an_error_of_the_user_is_one_sentence_with_its_traceback_only_where_aske
     assert (code, told[:9], told.endswith(f"\n{sentence}")) == (2, "Traceback", True)
 
 
+@pytest.mark.long
 def test_a_process_that_failed_waits_for_no_thread_of_others() -> None:
     program = """
 import threading

@@ -218,7 +218,7 @@ def test_values_never_recompile_nor_does_another_tree_what_reads_prompts(
     run(PROMPTS, max_new_tokens=3, sampling=SamplingConfig(0.31, 3, 0.5, 0.01))
 
 
-@pytest.mark.parametrize("spare", [-1, 0])
+@pytest.mark.parametrize("spare", [-1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_row_that_ends_at_the_edge_of_the_cache_keeps_its_text(
     habitual_target: Target, good_drafter: LoadedHead, spare: int
 ) -> None:

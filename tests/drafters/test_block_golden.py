@@ -13,7 +13,7 @@ from published_heads import (
     assert_beam_search,
     draft_tree,
     follow_chain,
-    heads_in,
+    heads_for_make_test,
 )
 from published_heads import read_texts as read_all
 
@@ -28,7 +28,7 @@ def target() -> Target:
     return load_target(GOLDENS / "eagle/target", "float32")
 
 
-@pytest.fixture(scope="module", params=heads_in("block"))
+@pytest.fixture(scope="module", params=heads_for_make_test("block", "deepspec_dspark", "zlab"))
 def read(request: pytest.FixtureRequest, target: Target) -> Read:
     return read_all(GOLDENS / "block" / request.param, target)
 

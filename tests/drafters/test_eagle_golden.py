@@ -14,7 +14,7 @@ from published_heads import (
     Read,
     draft_tree,
     follow_chain,
-    heads_in,
+    heads_for_make_test,
     paths,
 )
 from published_heads import read_texts as read_all
@@ -31,7 +31,10 @@ def target() -> Target:
     return load_target(GOLDENS / "eagle/target", "float32")
 
 
-@pytest.fixture(scope="module", params=heads_in("eagle"))
+@pytest.fixture(
+    scope="module",
+    params=heads_for_make_test("eagle", "deepspec", "safeailab_3", "speculators_norms"),
+)
 def read(request: pytest.FixtureRequest, target: Target) -> Read:
     return read_all(GOLDENS / "eagle" / request.param, target)
 

@@ -10,7 +10,7 @@ from published_heads import (
     assert_beam_search,
     draft_tree,
     follow_chain,
-    heads_in,
+    heads_for_make_test,
 )
 from published_heads import read_texts as read_all
 
@@ -25,7 +25,7 @@ def target() -> Target:
     return load_target(GOLDENS / "eagle/target", "float32")
 
 
-@pytest.fixture(scope="module", params=heads_in("hydra"))
+@pytest.fixture(scope="module", params=heads_for_make_test("hydra", "mlp", "prefix"))
 def read(request: pytest.FixtureRequest, target: Target) -> Read:
     return read_all(GOLDENS / "hydra" / request.param, target)
 

@@ -75,7 +75,9 @@ CHAIN = TreeConfig(beam_width=1, draft_rounds=4)
 TREE = TreeConfig(beam_width=3, draft_rounds=3)
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(
+    scope="module", params=["Llama", pytest.param("Qwen", marks=pytest.mark.long), "Gemma"]
+)
 def model(request: pytest.FixtureRequest) -> Target:
     return random_target(DRAFTERS[request.param], seed=2)
 
@@ -193,6 +195,7 @@ def test_the_first_layers_draft_as_the_model_that_they_are(
         pytest.param("self:layers=1,int8", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_a_quantized_copy_attends_to_the_targets_own_keys_and_values(
     target: Target, name: str
 ) -> None:

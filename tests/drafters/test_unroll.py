@@ -138,7 +138,13 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., jax.Array]:
     return jax.jit(draft)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("attending", "eagle3") else pytest.param(name, marks=pytest.mark.long)
+        for name in SHAPES
+    ],
+)
 def test_training_unrolls_what_decoding_drafts(
     name: str, drafted: Callable[..., jax.Array]
 ) -> None:

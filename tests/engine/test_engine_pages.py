@@ -193,6 +193,7 @@ def test_what_is_shared_is_not_copied_and_what_is_not_shared_is_not_seen(target:
         np.testing.assert_array_equal(np.array(new)[np.array(shared)], old)
 
 
+@pytest.mark.long
 def test_a_beginning_that_is_shared_serves_layers_that_see_a_window() -> None:
     config = tiny_config(
         sliding_window=5, windowed_layers=(0,), max_position_embeddings=LENGTH, vocab_size=24

@@ -246,6 +246,7 @@ def test_a_turn_does_not_wait_for_grammars_that_were_announced_before_its_own(
         ended.set()
 
 
+@pytest.mark.long
 def test_grammars_are_sent_as_they_are_stated() -> None:
     pytest.importorskip("llguidance", reason="needs the extra structured")
     target, drafter = schemas.pair()

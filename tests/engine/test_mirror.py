@@ -173,6 +173,7 @@ def knowing_early(layer: int) -> Target:
     return Model.split(target.config, decoder)
 
 
+@pytest.mark.long
 def test_a_tree_that_was_prepared_is_used_without_another_call_of_the_drafter() -> None:
     calls.clear()
     mirror = MirrorConfig(layer=2, candidates=1)

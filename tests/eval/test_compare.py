@@ -90,6 +90,7 @@ def test_methods_count_what_generate_counts_and_keep_the_text(
         assert drafted == {"baseline": 0, "lookup": 3, "head": 4}
 
 
+@pytest.mark.long
 def test_a_grid_without_the_clock_counts_what_generate_counts(
     compared: Path,
     tmp_path: Path,

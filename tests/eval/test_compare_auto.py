@@ -35,6 +35,7 @@ def test_auto_takes_the_tree_of_the_drafters_table_at_each_temperature(
     assert line.startswith("greedy: By the drafter's table, decoding without drafting is fastest;")
 
 
+@pytest.mark.long
 def test_without_the_clock_auto_takes_the_tree_of_one_prompt_unless_a_batch_size_is_given(
     compared: Path, tmp_path: Path
 ) -> None:

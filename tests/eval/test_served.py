@@ -113,6 +113,7 @@ def test_the_interval_is_that_of_answers_drawn_again() -> None:
 
 
 @pytest.mark.parametrize("count", [8, 40])
+@pytest.mark.long
 def test_of_200_loads_without_a_difference_ten_at_most_seem_to_have_one(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

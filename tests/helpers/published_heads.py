@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracles import sampling_arrays
 
 from redrafter_jax import TreeConfig, load_drafter
@@ -39,6 +40,13 @@ class Read(NamedTuple):
 def heads_in(kind: str) -> list[str]:
     """The goldens of a kind."""
     return sorted(path.parent.name for path in (GOLDENS / kind).glob("*/answers.npz"))
+
+
+def heads_for_make_test(kind: str, *names: str) -> list[Any]:
+    """The goldens of a kind as parameters; those without a name here are for `make test-all`."""
+    assert {*names} <= {*heads_in(kind)}
+    long = pytest.mark.long
+    return [name if name in names else pytest.param(name, marks=long) for name in heads_in(kind)]
 
 
 def read_texts(folder: Path, target: Target) -> Read:

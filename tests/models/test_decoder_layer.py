@@ -67,10 +67,10 @@ WIDE = tiny_config(
     ("rows", "changes", "in_parts"),
     [
         (8, {}, 6),
-        (8, {"zero_centered_norms": True}, 6),
+        pytest.param(8, {"zero_centered_norms": True}, 6, marks=pytest.mark.long),
         (8, {"attention_output_bias": True}, 3),
         (8, {"output_norms": True}, 0),
-        (64, {}, 6),
+        pytest.param(64, {}, 6, marks=pytest.mark.long),
         (72, {}, 0),
     ],
     ids=str,

@@ -38,7 +38,7 @@ def test_each_group_holds_its_share_of_every_map() -> None:
         np.testing.assert_array_equal(part, expected)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("form", [pytest.param("int8", marks=pytest.mark.long), "int4", "fp8"])
 def test_quantized_alike_they_are_one_weight_with_the_same_numbers(form: Any) -> None:
     quantized = [quantize(part, form) for part in parts()]
     whole = join(JOINT, quantized)

@@ -250,6 +250,7 @@ def test_strangers_who_come_again_and_again_do_not_prolong_the_wait() -> None:
         coming.result()
 
 
+@pytest.mark.long
 def test_who_does_not_come_is_named() -> None:
     with listen() as listener:
         port = listener.getsockname()[1]

@@ -84,7 +84,7 @@ def without_names(response: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("asked", "more"),
     [
-        ({}, {}),
+        pytest.param({}, {}, marks=pytest.mark.long),
         ({"temperature": 0}, {}),
         ({"temperature": 0.7, "top_p": 0.9}, {"top_k": 5, "presence_penalty": 0.5}),
     ],

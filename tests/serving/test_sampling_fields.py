@@ -54,6 +54,7 @@ def ids(choice: Any) -> list[int]:
     return [token["token"] for token in choice.draft_trace]
 
 
+@pytest.mark.long
 def test_the_fields_do_what_sampling_config_says(
     base: str, habitual_target: Target, good_drafter: LoadedHead
 ) -> None:

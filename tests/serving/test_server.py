@@ -87,6 +87,7 @@ def test_answers_that_take_longer_than_the_drain_are_told_so() -> None:
     assert codes == ["server_ends"] * 2, "one that ran, and one that waited"
 
 
+@pytest.mark.long
 def test_a_client_that_stalls_in_its_body_is_told_and_does_not_keep_the_server() -> None:
     with ExitStack() as clients:
         with serving(FakeEngine(), limits=replace(ROOMY, drain=1000.0)) as base:

@@ -76,6 +76,7 @@ def test_lines_tell_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> No
 
 # What is left open is closed by the collector, which warns of it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.long
 def test_a_full_disk_is_an_error_and_no_wait(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File too large"), no_file_larger_than(2000):
         write_steps(tmp_path, 1000)

@@ -29,7 +29,14 @@ from train.setup import (
 CONFIG = TargetConfig(32, 16, 24, 1, 2, 2, 8, 1e4, 1e-5, 64, False, (0,))
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4", "fp8"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "float32",
+        "int4",
+        *(pytest.param(form, marks=pytest.mark.long) for form in ("bfloat16", "int8", "fp8")),
+    ],
+)
 def test_a_digest_tells_of_one_changed_or_moved_weight(form: Any) -> None:
     config = replace(CONFIG, hidden_size=32, intermediate_size=64, head_dim=16)
     target = init_target(config, 0)
