@@ -16,11 +16,12 @@ def run(arguments: argparse.Namespace) -> None:
       InputError: an argument, a file or a package cannot be used.
     """
     limits, replicas = config_of(ServeConfig, arguments), config_of(ReplicaConfig, arguments)
+    given = option_of("max_replicas" if replicas.replicas is None else "replicas")
     for name in ("num_processes", "coordinator_address", "process_id"):
         if replicas.several and getattr(arguments, name) is not None:
             raise InputError(
-                f"--replicas and {option_of(name)} are both given, but each replica is an engine "
-                "of one process; leave one of the two options out."
+                f"{given} and {option_of(name)} are both given, but each replica is an engine of "
+                "one process; leave one of the two options out."
             )
     extras = "serve,ray" if replicas.several else "serve"
     try:

@@ -86,14 +86,18 @@ def test_fewer_replicas_at_most_than_at_first_are_refused(run_redrafter: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("--num-processes", "2"), ("--coordinator-address", "first:1234"), ("--process-id", "0")],
+    ("given", "option", "value"),
+    [
+        ("--replicas", "--num-processes", "2"),
+        ("--replicas", "--coordinator-address", "first:1234"),
+        ("--max-replicas", "--process-id", "0"),
+    ],
 )
 def test_replicas_and_several_processes_are_refused_together(
-    run_redrafter: Any, option: str, value: str
+    run_redrafter: Any, given: str, option: str, value: str
 ) -> None:
-    code, _, err = run_redrafter(*WORDS, "--replicas", "2", option, value)
-    assert (code, f"--replicas and {option} are both given" in err) == (2, True)
+    code, _, err = run_redrafter(*WORDS, given, "2", option, value)
+    assert (code, f"{given} and {option} are both given" in err) == (2, True)
 
 
 @pytest.mark.parametrize("package", ["jax", "llguidance"])
