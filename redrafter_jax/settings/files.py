@@ -75,9 +75,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise InputError(f"Override {override!r} must have the form key.path=value.")
     try:
         value = parse_yaml(text)
-    except NotYamlError:
+    except NotYamlError as error:
         raise InputError(
-            f"Override {override!r}: {text!r} is not a YAML value; correct it, or quote it."
+            f"Override {override!r}: {text!r} is not a YAML value: {error}; correct it, or quote "
+            "it."
         ) from None
     *parents, leaf = path.split(".")
     holder: Any = values

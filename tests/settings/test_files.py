@@ -178,6 +178,8 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
         load_settings(Outer, path, ["size=&a [*a]"])
     with pytest.raises(InputError, match=r"^Override 'size=!!int \"\"': .* is not a YAML value"):
         load_settings(Outer, path, ['size=!!int ""'])
+    with pytest.raises(InputError, match=r"is not a YAML value: the key 'rate' appears twice at"):
+        load_settings(Outer, path, ["inner={rate: 1, rate: 2}"])
     path.write_text("inner: {rate: 1}\nsize: 1\ninner: {fast: true}\n")
     with pytest.raises(InputError, match="the key 'inner' appears twice"):
         load_settings(Outer, path)
