@@ -76,6 +76,7 @@ def test_every_row_is_the_prompts_own_text_and_says_how_it_was_decoded(
         assert row["acceptance_length"] * row["steps"] == pytest.approx(NEW_TOKENS - 1, abs=0.01)
 
 
+@pytest.mark.long
 def test_rows_end_before_a_stop_string(
     continue_all: Continue, output: Path, alone: list[list[int]]
 ) -> None:

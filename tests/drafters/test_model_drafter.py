@@ -249,6 +249,7 @@ def test_a_model_that_drafts_for_itself_is_right(target: Target, sampling: Sampl
     assert result.steps == [4] * len(prompts)
 
 
+@pytest.mark.long
 def test_past_its_context_it_drafts_nothing(target: Target) -> None:
     decoder, config = target.merge(), tiny_config(max_position_embeddings=24)
     decoder.config = config

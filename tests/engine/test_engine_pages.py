@@ -111,9 +111,10 @@ def assert_texts(told: dict[int, Event], texts: list[list[int]]) -> None:
             assert (event.tokens, event.ended) == (text, "length")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "cancels"),
-    [pytest.param("none", 0.0, marks=pytest.mark.long), ("eagle", 0.15)],
+    [("none", 0.0), ("eagle", 0.15)],
     ids=["baseline", "drafter with a cache"],
 )
 def test_every_text_is_its_own_in_a_quarter_of_the_pages(

@@ -94,6 +94,7 @@ def plain(events: list[list[Event]]) -> Any:
     ]
 
 
+@pytest.mark.long
 def test_a_follower_decides_what_the_leader_does_through_cancels_and_deadlines(
     habitual_target: Target, good_drafter: LoadedHead
 ) -> None:

@@ -49,6 +49,7 @@ def test_arrivals_are_a_poisson_process_with_an_end() -> None:
     assert arrival_times(rate=50.0, seconds=1e-9, most=1000, seed=0) == [0]
 
 
+@pytest.mark.long
 def test_the_report_states_what_the_server_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

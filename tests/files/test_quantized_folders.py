@@ -276,9 +276,13 @@ def write_fp8(folder: Path, stated: dict[str, Any], shape: Any, **changes: Any) 
     ("stated", "shape"),
     [
         (AUTO_FP8, lambda outputs: (1,)),
-        (AUTO_FP8, lambda outputs: ()),
-        (AUTO_FP8 | {"weight_block_size": None}, lambda outputs: (outputs,)),
-        (FBGEMM, lambda outputs: (outputs, 1)),
+        pytest.param(AUTO_FP8, lambda outputs: (), marks=pytest.mark.long),
+        pytest.param(
+            AUTO_FP8 | {"weight_block_size": None},
+            lambda outputs: (outputs,),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(FBGEMM, lambda outputs: (outputs, 1), marks=pytest.mark.long),
     ],
 )
 def test_a_float8_folder_is_loaded_in_its_own_bits(

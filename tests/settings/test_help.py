@@ -83,7 +83,9 @@ def test_every_setting_has_its_path_its_default_and_its_text() -> None:
     assert "  deadline=null: seconds that a request may take; by default there is no limit" in lines
 
 
-@pytest.mark.parametrize("words", [["train"], ["eval", "tune"]])
+@pytest.mark.parametrize(
+    "words", [pytest.param(["train"], marks=pytest.mark.long), ["eval", "tune"]]
+)
 def test_the_help_of_a_command_lists_its_settings(words: list[str]) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", *words, "--help"], cwd=ROOT, capture_output=True, text=True

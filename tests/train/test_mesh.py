@@ -126,6 +126,7 @@ def test_a_fully_sharded_run_is_that_of_one_device_and_split_over_both_axes(
 
 
 @pytest.mark.parametrize("sizes", [None, (1, 2)])
+@pytest.mark.long
 def test_a_checkpoint_is_restored_on_another_mesh(
     fully_sharded_run: Trained,
     pair: Pair,

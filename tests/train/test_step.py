@@ -72,7 +72,9 @@ def test_accumulation_changes_memory_not_the_step(optimizer: optax.GradientTrans
 
 
 @pytest.mark.parametrize(
-    "shape", [SHAPE, ATTENDING, EAGLE], ids=["recurrent", "attending", "eagle3"]
+    "shape",
+    [SHAPE, ATTENDING, pytest.param(EAGLE, marks=pytest.mark.long)],
+    ids=["recurrent", "attending", "eagle3"],
 )
 def test_gradients_are_those_of_the_loss_of_whole_rows(shape: HeadConfig) -> None:
     """Whatever the chunks: the derivative of one sum over all positions, by JAX itself."""

@@ -58,6 +58,7 @@ def test_prompts_are_a_users_turns_for_chat_data_and_for_chat_models(
 
 
 @pytest.mark.parametrize("turns", [1, "all"])
+@pytest.mark.long
 def test_a_second_turn_stands_behind_the_targets_own_answer(tmp_path: Path, turns: Any) -> None:
     prompts = write_lines(tmp_path / "question.jsonl", {"turns": ["Hi", "Bye"]})
     tried = planned(tmp_path, False, prompts=prompts, turns=turns)
