@@ -309,6 +309,7 @@ def test_a_long_prompt_is_admitted_and_then_stops_nobody_for_more_than_a_chunk(
     device.admitted.assert_called_once_with(long, 0)
 
 
+@pytest.mark.long
 def test_a_chunk_joins_a_step_of_rows_that_decode(
     shallow_target: Target, make_engine: MakeEngine, device: Mock
 ) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
 
 from eval import served
 from eval.served import compare_rates, verdict
@@ -91,6 +90,8 @@ def test_requests_without_a_whole_answer_are_told_and_count_in_no_speed() -> Non
 
 
 def test_the_interval_is_that_of_answers_drawn_again() -> None:
+    from scipy.stats import bootstrap  # slow to import
+
     random = np.random.default_rng(7)
     own, baseline = random.lognormal(-0.3, 0.3, 30), random.lognormal(0.0, 0.3, 50)
     found = runs({2: 1.0}, DRAFTED)

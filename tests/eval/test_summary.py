@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from eval.benchmark import Run, TimedTurn
 from eval.summary import Way, judge_case, lookup_lines, summarize
@@ -97,11 +96,12 @@ def bootstrap(values: np.ndarray, statistic: Any) -> tuple[float, float]:
 
 def scipy_bootstrap(gains: np.ndarray) -> tuple[float, float]:
     """The percentiles of tokens per call of prompts drawn again, as scipy draws them."""
+    from scipy.stats import bootstrap  # slow to import
 
     def ratio(tokens: np.ndarray, calls: np.ndarray) -> float:
         return tokens.sum() / calls.sum()
 
-    drawn = scipy.stats.bootstrap(
+    drawn = bootstrap(
         (gains[:, 0], gains[:, 1]),
         ratio,
         paired=True,

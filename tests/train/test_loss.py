@@ -191,7 +191,7 @@ def sums_over_chunks(
             SHAPE, 4, LossSettings(soft_temperature=0.5, soft_top_k=5), marks=pytest.mark.long
         ),
         (replace(SHAPE, cell="gru", head="low_rank", head_rank=5), 4, UNSOFTENED),
-        (replace(LENT, context_layers=(0,)), 4, UNSOFTENED),
+        pytest.param(replace(LENT, context_layers=(0,)), 4, UNSOFTENED, marks=pytest.mark.long),
         (
             replace(SHAPE, draft_tokens=SOME),
             4,
