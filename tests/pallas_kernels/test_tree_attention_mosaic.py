@@ -38,13 +38,13 @@ CASES = {
     "two blocks of nodes": Case((130,), 70, 1, 200, dtype=jnp.float16),
     "four blocks of nodes, an empty cache": Case((0,), 256, 1, 64),
 }
-# Here and with one node and one program every wait is needed.
-SHORT = ["two ways, a last page in part"]
+# The case of `make test`.
+SHORT = "two ways, a last page in part"
 
 interpreted = partial(tree_attention, implementation="mosaic_gpu_interpret")
 
 
-@pytest.mark.parametrize("name", [*SHORT, *(long(name) for name in CASES if name not in SHORT)])
+@pytest.mark.parametrize("name", [SHORT, *(long(name) for name in CASES if name != SHORT)])
 def test_equals_attention_in_float64_without_races(name: str) -> None:
     case = CASES[name]
     inputs = random_inputs(case)
