@@ -14,11 +14,13 @@ from trees import live_paths
 
 from redrafter_jax import (
     InputError,
+    KeptCache,
     SamplingConfig,
     TreeConfig,
     generate,
     generate_autoregressive,
     make_mesh,
+    stream,
 )
 from redrafter_jax.config import Llama3Scaling, TargetConfig
 from redrafter_jax.config.quantization import Quantization
@@ -330,6 +332,30 @@ def test_what_is_quantized_already_is_not_quantized_again(target: Target) -> Non
     options: dict[str, Any] = {"max_new_tokens": 12}
     result = generate(quantized, part, PROMPTS[:2], **options)
     assert result.tokens == generate_autoregressive(quantized, PROMPTS[:2], **options).tokens
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["self:int4", "self:int8", "self:layers=1,int4"])
+def test_a_quantized_copy_changes_no_text(name: str) -> None:
+    """In a batch, on a mesh, and in a conversation whose beginning is kept."""
+    target = random_target(tiny_config(hidden_size=64, intermediate_size=128, head_dim=16))
+    options: dict[str, Any] = {"max_new_tokens": 16, "sampling": SAMPLINGS}
+    expected = generate_autoregressive(target, PROMPTS, **options).tokens
+    result = generate(target, own_part(name, target), PROMPTS, tree=TREE, **options)
+    assert result.tokens == expected
+    assert result.acceptance_length > 1
+    placed = place(target, make_mesh(model=2))
+    parted = generate(placed, own_part(name, placed), PROMPTS, tree=TREE, **options)
+    assert parted.tokens == expected
+    kept, prompt = KeptCache(200), PROMPTS[3]
+    for more in ([], [5, 6], [1]):
+        prompt = [*prompt, *more]
+        asked: dict[str, Any] = {"max_new_tokens": 12, "sampling": SamplingConfig(1.0)}
+        part = own_part(name, target)
+        *_, last = stream(target, part, [prompt], tree=TREE, kept_cache=kept, **asked)
+        (own,) = generate_autoregressive(target, [prompt], **asked).tokens
+        assert last.generation.tokens == [own]
+        prompt = [*prompt, *own[:7]]
 
 
 @pytest.mark.long

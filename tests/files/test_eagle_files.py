@@ -85,6 +85,29 @@ def test_a_published_head_is_what_its_files_say(name: str) -> None:
     assert find_drafter(GOLDENS / name).config == MEANT[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("specforge", "Eagle3LlamaForCausalLM"), ("safeailab_1", "EagleLlamaForCausalLM")],
+)
+def test_programs_that_name_a_head_otherwise_mean_the_same(
+    tmp_path: Path, name: str, architecture: str
+) -> None:
+    folder = copy(name, tmp_path)
+    change_json(folder / "config.json", architectures=[architecture])
+    assert find_drafter(folder).config == MEANT[name]
+
+
+def test_an_embedding_that_was_trained_is_the_heads_own(tmp_path: Path) -> None:
+    folder = copy("specforge", tmp_path)
+    change_json(folder / "config.json", embed_requires_grad=True)
+    drafter = load_drafter(folder, "float32")
+    assert drafter.config == replace(MEANT["specforge"], own_embedding=True)
+    stored = load_file(folder / "model.safetensors")["embed_tokens.weight"]
+    np.testing.assert_array_equal(drafter.merge().embed_tokens[...], stored.astype(np.float32))
+    save_drafter(drafter, tmp_path / "saved")
+    assert_same(load_drafter(tmp_path / "saved", "float32"), drafter)
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_it_is_saved_in_one_layout_and_converted_in_its_own(tmp_path: Path, name: str) -> None:
     drafter = load_drafter(GOLDENS / name, "float32")

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -73,6 +74,18 @@ def add_template(target: Path, folder: Path) -> str:
     template = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
     (copy / "chat_template.jinja").write_text(template)
     return str(copy)
+
+
+def copy_with_tokenizer(target: Path, copy: Path) -> Path:
+    """A copy of a target's folder, with a tokenizer of as many characters as it has tokens."""
+    shutil.copytree(target, copy)
+    count = json.loads((copy / "config.json").read_text())["vocab_size"]
+    characters = (string.ascii_letters + string.digits)[: count - 1] + "\n"
+    tokenizer = Tokenizer(models.BPE({each: i for i, each in enumerate(characters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(copy / "tokenizer.json"))
+    return copy
 
 
 def write_untrained_target(folder: Path, functions: int) -> None:
