@@ -45,10 +45,18 @@ def test_the_settings_are_valid_and_name_what_is_there() -> None:
 
 
 def test_the_shipped_head_is_that_of_its_settings_and_small() -> None:
-    settings = load_settings(TrainSettings, FOLDER / "drafter.yaml", ["target=any"])
+    settings = load_settings(TrainSettings, FOLDER / "attending.yaml", ["target=any"])
     shipped = load_drafter(FOLDER / "drafter").config
     assert len(shipped.draft_tokens) == settings.drafter.draft_vocab_size
-    target = tiny_config(vocab_size=shipped.vocab_size, hidden_size=shipped.hidden_size)
+    target = tiny_config(
+        vocab_size=49152,
+        hidden_size=576,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        rope_theta=1e5,
+        rms_norm_eps=1e-5,
+    )
     assert shipped == settings.drafter.build(target, settings.draft_rounds, shipped.draft_tokens)
     assert load_tree(FOLDER / "drafter") is not None
     assert sum(path.stat().st_size for path in (FOLDER / "drafter").iterdir()) < 16e6

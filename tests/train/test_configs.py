@@ -27,6 +27,7 @@ TARGET = ["target=a/model"]
         ("vicuna_7b", 32000, 32, 2048),
         ("smollm2_135m/demo", 49152, 30, 8192),
         ("smollm2_135m/drafter", 49152, 30, 8192),
+        ("smollm2_135m/attending", 49152, 30, 8192),
     ],
 )
 def test_a_drafter_and_its_optimizer_can_be_made(
