@@ -48,8 +48,7 @@ def expected() -> Generation:
 
 def test_batches_and_streams(folder: Path) -> None:
     head = load_drafter(folder, "float32")
-    parts = stream(the_target(), head, PROMPTS, tree=BEAMS, steps_per_yield=3, **OPTIONS)
-    *_, last = parts
+    *_, last = stream(the_target(), head, PROMPTS, tree=BEAMS, steps_per_yield=3, **OPTIONS)
     assert last.generation.tokens == expected().tokens
     assert last.generation.acceptance_length > 1, "some drafts came true"
 
@@ -57,9 +56,15 @@ def test_batches_and_streams(folder: Path) -> None:
 def test_an_engine_that_reuses_beginnings(folder: Path) -> None:
     head = load_drafter(folder, "float32")
     engine = Engine(
-        the_target(), head, tree=BEAMS, slots=2, context_length=160, stop_tokens=[59],
-        steps_per_call=2, prefill_chunk=16,
-    )  # fmt: skip
+        the_target(),
+        head,
+        tree=BEAMS,
+        slots=2,
+        context_length=160,
+        stop_tokens=the_target().config.eos_token_ids,
+        steps_per_call=2,
+        prefill_chunk=16,
+    )
     for seed, more in enumerate(([], [5, 6], [1])):
         prompt, sampling = [*TEXT[:70], *more], SamplingConfig(float(seed % 2))
         engine.submit(Request(prompt, 12, seed, sampling))

@@ -33,9 +33,9 @@ class PairFolders(NamedTuple):
     drafter: str
 
 
-def character_tokenizer() -> Tokenizer:
+def character_tokenizer(characters: str = CHARACTERS) -> Tokenizer:
     tokenizer = Tokenizer(
-        models.BPE({character: i for i, character in enumerate(CHARACTERS)}, merges=[])
+        models.BPE({character: i for i, character in enumerate(characters)}, merges=[])
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -81,10 +81,7 @@ def copy_with_tokenizer(target: Path, copy: Path) -> Path:
     shutil.copytree(target, copy)
     count = json.loads((copy / "config.json").read_text())["vocab_size"]
     characters = (string.ascii_letters + string.digits)[: count - 1] + "\n"
-    tokenizer = Tokenizer(models.BPE({each: i for i, each in enumerate(characters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(copy / "tokenizer.json"))
+    character_tokenizer(characters).save(str(copy / "tokenizer.json"))
     return copy
 
 
