@@ -25,6 +25,8 @@ class HeadConfig(Checked):
         drafter does not store.
       context_layers: indices, counted from 0, of the target layers whose outputs the drafter reads
         in addition to the last hidden state.
+      num_target_layers: number of layers of the target that the head was trained for; None if its
+        files do not state it. A target with another number is refused.
     """
 
     vocab_size: Count
@@ -32,6 +34,7 @@ class HeadConfig(Checked):
     draft_tokens: tuple[int, ...] | None = field(default=None, kw_only=True)
     head: Head = field(default="own", kw_only=True)
     context_layers: tuple[int, ...] = field(default=(), kw_only=True)
+    num_target_layers: Count | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -125,6 +125,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         "confidence": first_stated(stated, ("enable_confidence_head",), False),
         "confidence_with_markov": first_stated(stated, ("confidence_head_with_markov",), False),
         "context_layers": _layers(stated),
+        "num_target_layers": stated.get("num_target_layers"),
     }
 
 
@@ -155,6 +156,8 @@ def to_files(config: BlockConfig) -> dict[str, Any]:
         fields["markov_head_type"] = config.markov_head_type
     if config.confidence:
         fields["confidence_head_with_markov"] = config.confidence_with_markov
+    if config.num_target_layers is not None:
+        fields["num_target_layers"] = config.num_target_layers
     if config.draft_tokens is not None:
         fields["draft_vocab_size"] = config.draft_vocab_size
     if config.head != "target":

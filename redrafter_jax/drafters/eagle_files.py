@@ -151,6 +151,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     version = "3" if "midlayer.hidden_norm.weight" in shapes else "1"
     width, heads = stated["hidden_size"], stated["num_attention_heads"]
     own_head = "lm_head.weight" in shapes or stated.get("draft_vocab_size") is not None
+    layers = _layers(stated)
     values = {
         **{name: stated[name] for name in _SIZES if stated.get(name) is not None},
         "version": version,
@@ -161,7 +162,8 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         "head": "own" if version == "3" and own_head else "target",
         "norm_before_residual": stated.get("norm_before_residual", False),
         "norm_output": stated.get("norm_output", False),
-        "context_layers": _layers(stated),
+        "context_layers": layers,
+        "num_target_layers": stated.get("num_target_layers"),
     }
     values["own_embedding"] = (
         values["hidden_size"] != width or stated.get("embed_requires_grad") is True
@@ -169,7 +171,7 @@ def from_files(stated: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     for name, weight in _WEIGHTS_OF.items():
         told = weight.format(layer=_LAYERS[version]) in shapes
         values[name] = first_stated(stated, _STATED_AS.get(name, ()), told)
-    count, named = stated.get("num_aux_hidden_states"), len(values["context_layers"]) or 3
+    count, named = stated.get("num_aux_hidden_states"), len(layers) or 3
     if count not in (None, named):
         READER.refuse(
             "num_aux_hidden_states",
@@ -200,6 +202,8 @@ def to_files(config: EagleConfig) -> dict[str, Any]:
         "bias": config.fc_bias,
         "attention_bias": config.attention_bias,
     }
+    if config.num_target_layers is not None:
+        fields["num_target_layers"] = config.num_target_layers
     if not third:
         return fields
     if config.head == "own":

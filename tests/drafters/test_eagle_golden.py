@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from published_heads import (
+    BEAMS,
     CHAIN,
     GOLDENS,
     LENGTHS,
     TEXT,
     Read,
+    assert_beam_search,
     draft_tree,
     follow_chain,
     heads_for_make_test,
@@ -81,7 +83,9 @@ def test_a_rollout_of_training_is_the_authors(target: Target, read: Read) -> Non
 
 def test_a_tree_is_the_authors(target: Target, read: Read) -> None:
     if "tokens" not in read.answers:
-        pytest.skip("the authors' code grows no tree")
+        # The authors' code grows no tree; the golden has a beam search over their scores.
+        assert_beam_search(draft_tree(read, target, BEAMS), read.answers)
+        return
     # Their `depth` counts the rounds after the first; `total_tokens` is the root's too.
     tree = TreeConfig(beam_width=10, draft_rounds=4, num_nodes=11, rerank=True)
     drafted = draft_tree(read, target, tree)

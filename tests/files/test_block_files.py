@@ -30,7 +30,8 @@ def block(*, layers: int = 2, size: int, **changes: Any) -> BlockConfig:
 
 
 def deepspec(**changes: Any) -> BlockConfig:
-    return block(size=5, sample_from_anchor=True, context_layers=(0, 3, 6), **changes)
+    fixed: dict[str, Any] = {"sample_from_anchor": True, "context_layers": (0, 3, 6)}
+    return block(size=5, num_target_layers=8, **fixed, **changes)
 
 
 def speculators(**changes: Any) -> BlockConfig:
@@ -46,6 +47,7 @@ MEANT = {
     "zlab": block(
         size=6,
         context_layers=(1, 5),
+        num_target_layers=8,
         rope_theta=5e5,
         rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 64),
     ),
@@ -200,7 +202,7 @@ def test_the_target_of_another_head_is_refused() -> None:
     for changes, words in (
         ({"hidden_size": 32}, "hidden_size is 16 and the target's is 32; use a drafter trained"),
         ({"vocab_size": 61}, "vocab_size is 60 and the target's is 61; use a drafter trained"),
-        ({"num_hidden_layers": 6}, "context_layers holds 6; the last layer of this target is 5"),
+        ({"num_hidden_layers": 9}, "trained for a target with 8 layers, and this target has 9"),
         ({"scaled_embeddings": True}, "The target scales its embeddings, and programs disagree"),
     ):
         with pytest.raises(InputError, match=words):

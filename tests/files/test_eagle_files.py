@@ -69,7 +69,11 @@ MEANT = {
     ),
     "speculators_norms": eagle3(qk_norm=True, fc_norm=True, norm_output=True),
     "deepspec": eagle3(
-        draft_tokens=None, qk_norm=True, context_layers=(0, 1, 3, 4, 6), rope_theta=1e6
+        draft_tokens=None,
+        qk_norm=True,
+        context_layers=(0, 1, 3, 4, 6),
+        rope_theta=1e6,
+        num_target_layers=8,
     ),
 }
 
@@ -252,8 +256,14 @@ def test_the_target_of_another_head_is_refused() -> None:
         with pytest.raises(InputError, match=words):
             check_pair(replace(target.config, **changes), drafter.config, TreeConfig())
     named = load_drafter(GOLDENS / "deepspec", "float32")
-    few = random_target(replace(target.config, num_hidden_layers=7))
+    more = random_target(replace(target.config, num_hidden_layers=9))
     with pytest.raises(
-        InputError, match="context_layers holds 6; the last layer of this target is 6"
+        InputError, match="trained for a target with 8 layers, and this target has 9; use a drafter"
+    ):
+        generate(more, named, [[1, 2]], max_new_tokens=2)
+    named = load_drafter(GOLDENS / "specforge_fc_norm", "float32")
+    few = random_target(replace(target.config, num_hidden_layers=6))
+    with pytest.raises(
+        InputError, match="context_layers holds 5; the last layer of this target is 5"
     ):
         generate(few, named, [[1, 2]], max_new_tokens=2)

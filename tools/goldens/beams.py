@@ -41,11 +41,11 @@ def beam_search(
                 for place, token in enumerate(tokens)
             ]
         longer.sort(reverse=True)
-        assert longer[WIDTH - 1][0] - longer[WIDTH][0] > 1e-3, "beams are too close to a tie"
+        assert longer[WIDTH - 1][0] - longer[WIDTH][0] > 5e-4, "beams are too close to a tie"
         beams = longer[:WIDTH]
         found += beams
     found.sort(reverse=True)
-    assert found[NODES - 2][0] - found[NODES - 1][0] > 1e-3, "nodes are too close to a tie"
+    assert found[NODES - 2][0] - found[NODES - 1][0] > 5e-4, "nodes are too close to a tie"
     kept = found[: NODES - 1]
     return {
         "paths": np.asarray([path + [-1] * (ROUNDS + 1 - len(path)) for _, path in kept]),

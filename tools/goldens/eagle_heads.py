@@ -25,6 +25,7 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import numpy as np
 import torch
+from beams import beam_search
 from safetensors.torch import save_file
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Config
 
@@ -56,7 +57,7 @@ class Golden:
       logits: function from the tokens of a text and of a chain after it, which begins with the
         root, to the scores after each token of the chain.
       tree: function from a text and its root to the tokens and parents of the tree; None if the
-        authors' code grows no tree.
+        authors' code grows no tree, and a beam search over its scores stands in for it.
       torch_file: whether the weights are written as `pytorch_model.bin`.
     """
 
@@ -428,6 +429,16 @@ def write(golden: Golden, text: list[int], chain: list[int]) -> None:
     }
     if golden.tree is not None:
         answers["tokens"], answers["parents"] = golden.tree(text[:63], chain[0])
+    else:
+        drafted = np.arange(V)
+        if "d2t" in weights:
+            drafted = np.arange(len(weights["d2t"])) + weights["d2t"].numpy()
+        answers |= beam_search(
+            lambda text, path: (torch.from_numpy(golden.logits(text, path)), None),
+            drafted.tolist(),
+            text[:63],
+            chain[0],
+        )
     np.savez_compressed(folder / "answers.npz", **answers)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(golden.name, f"{size:,} bytes", {name: one.shape for name, one in answers.items()})
