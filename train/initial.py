@@ -11,7 +11,7 @@ from jaxtyping import Float
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import FieldError
-from redrafter_jax.drafters.base import LoadedHead
+from redrafter_jax.drafters.base import LoadedHead, outline
 from redrafter_jax.drafters.kinds import TRAINING, init_drafter, kind_of
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.drafter_files import find_head
@@ -74,7 +74,9 @@ def _load_initial(
     chosen: tuple[int, ...] | None,
     seed: int,
 ) -> LoadedHead:
-    drafter: LoadedHead = find_head(folder).load("float32")
+    found_head = find_head(folder)
+    outline(found_head.config).check(target)
+    drafter: LoadedHead = found_head.load("float32")
     kind = kind_of(drafter.config)
     if kind.training is None:
         raise InputError(
@@ -101,11 +103,18 @@ def _load_initial(
         drafter = _with_additions(drafter, config, kind.training.additions, seed)
     stated, found = asdict(config), asdict(drafter.config)
     for name in stated | found:
-        if stated.get(name) != found.get(name):
-            raise InputError(
-                f"drafter.initial_drafter is {folder}, whose {name} is {found.get(name)}, not "
-                f"{stated.get(name)}; set the same shape under drafter."
-            )
+        # Only files state the number of the target's layers, which `outline` has compared.
+        if name == "num_target_layers" or stated.get(name) == found.get(name):
+            continue
+        way_out = "set the same shape under drafter"
+        if name == "num_heads":  # of Medusa heads, one for each round
+            way_out = "set draft_rounds to that number"
+        elif kind is kind_of(config) and name not in kind.training.settings:
+            way_out = "no setting changes this, so use another drafter.initial_drafter"
+        raise InputError(
+            f"drafter.initial_drafter is {folder}, whose {name} is {found.get(name)}, not "
+            f"{stated.get(name)}; {way_out}."
+        )
     return drafter
 
 

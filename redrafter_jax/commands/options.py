@@ -11,7 +11,7 @@ import jax
 from redrafter_jax.commands.option_groups import MIRROR, config_of, given_options, option_of
 from redrafter_jax.commands.terminal import log
 from redrafter_jax.config import Grammar, MirrorConfig, SamplingConfig, TreeConfig
-from redrafter_jax.drafters.base import Drafter, LoadedHead, outline
+from redrafter_jax.drafters.base import Drafter, LoadedHead, check_drafting, outline
 from redrafter_jax.engine.trees import bind_models
 from redrafter_jax.errors import InputError
 from redrafter_jax.files.locate import TREE_TABLE
@@ -219,7 +219,9 @@ def find_drafting(
     from redrafter_jax.files.drafter_files import find_drafter  # all kinds' modules
 
     found = find_drafter(arguments.drafter, files)
-    tree = config_of(TreeConfig, arguments, outline(found.config).default_tree)
+    drafter = outline(found.config)
+    tree = config_of(TreeConfig, arguments, drafter.default_tree)
+    check_drafting(files.config, drafter, tree)
     return found, tree if given else find_tree_table(arguments.drafter) or tree
 
 

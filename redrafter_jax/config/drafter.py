@@ -7,6 +7,7 @@ from typing import Literal
 from redrafter_jax.config.drafting import TreeConfig
 from redrafter_jax.config.limits import Checked, Count, out_of_order, require
 from redrafter_jax.config.target import TargetConfig
+from redrafter_jax.errors import InputError
 
 Head = Literal["own", "target", "low_rank"]
 
@@ -25,8 +26,6 @@ class HeadConfig(Checked):
         drafter does not store.
       context_layers: indices, counted from 0, of the target layers whose outputs the drafter reads
         in addition to the last hidden state.
-      num_target_layers: number of layers of the target that the head was trained for; None if its
-        files do not state it. A target with another number is refused.
     """
 
     vocab_size: Count
@@ -34,7 +33,6 @@ class HeadConfig(Checked):
     draft_tokens: tuple[int, ...] | None = field(default=None, kw_only=True)
     head: Head = field(default="own", kw_only=True)
     context_layers: tuple[int, ...] = field(default=(), kw_only=True)
-    num_target_layers: Count | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,3 +70,16 @@ class HeadConfig(Checked):
     def context_size(self) -> int:
         """Z, the width of the concatenated hidden states of the target that the drafter reads."""
         return self.hidden_size * (len(self.context_layers) + 1)
+
+
+def check_depth(target: TargetConfig, layers: int | None) -> None:
+    """Refuse a target whose number of layers is not the one that a head's files state.
+
+    Raises:
+      InputError: `layers` is not None, and the target has another number of layers.
+    """
+    if layers not in (None, target.num_hidden_layers):
+        raise InputError(
+            f"The drafter was trained for a target with {layers} layers, and this target has "
+            f"{target.num_hidden_layers}; use a drafter trained for this target."
+        )

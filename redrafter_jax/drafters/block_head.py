@@ -21,21 +21,19 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import LinearScaling, Llama3Scaling, RopeScaling, TargetConfig, TreeConfig
-from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.config.drafter import HeadConfig, check_depth
 from redrafter_jax.config.limits import Count, Natural, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
-from redrafter_jax.drafters.own_layer import layer_config
+from redrafter_jax.drafters.own_layer import angles_of, layer_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.decoder_layer import (
     WEIGHT_INIT,
-    Angles,
     Attend,
     DecoderLayer,
     norm_weight,
     normalised,
 )
 from redrafter_jax.models.linear import linear, read_rows
-from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
 from redrafter_jax.models.target import Decoder
 from redrafter_jax.parallel.collectives import all_gather
 from redrafter_jax.types import Scorer
@@ -72,6 +70,8 @@ class BlockConfig(HeadConfig):
       confidence: whether there is a confidence head.
       confidence_with_markov: whether the confidence head also reads the sequential head's
         embedding.
+      num_target_layers: number of layers of the target that the head was trained for; None if its
+        files do not state it.
     """
 
     num_layers: Count
@@ -90,6 +90,7 @@ class BlockConfig(HeadConfig):
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
     confidence: bool = False
     confidence_with_markov: bool = False
+    num_target_layers: Count | None = None
     head: Literal["own", "target"] = field(default="target", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -118,6 +119,15 @@ class BlockConfig(HeadConfig):
             "root for this combination, so use a head of another kind."
         )
         require(kind != "rnn" or self.sample_from_anchor, self, "markov_head_type", problem)
+
+    def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
+        """The indices of the target layers whose outputs the head fuses.
+
+        Raises:
+          InputError: the head was trained for a target with another number of layers.
+        """
+        check_depth(target, self.num_target_layers)
+        return self.context_layers
 
     @property
     def layer(self) -> TargetConfig:
@@ -254,7 +264,7 @@ class BlockHead(HeadWeights):
         config = self.config
         read = hidden[..., : len(config.context_layers) * config.hidden_size].astype(self.dtype)
         fused = normalised(self.fc(read), self.hidden_norm, config.layer)
-        angles = self._angles(positions)
+        angles = angles_of(self.config.layer, positions)
         pairs = [layer.self_attn.keys_and_values(fused, angles) for layer in self.layers]
         keys, values = zip(*pairs, strict=True)
         return keys, values
@@ -279,7 +289,7 @@ class BlockHead(HeadWeights):
         masks = jnp.full((len(root), M - 1), config.mask_token, root.dtype)
         block = jnp.concatenate([root[:, None], masks], axis=1)
         x = target.stored_embeddings(block).astype(self.dtype)
-        angles = self._angles(lengths[:, None] + jnp.arange(M))
+        angles = angles_of(self.config.layer, lengths[:, None] + jnp.arange(M))
         for number, layer in enumerate(self.layers):
             x, _, _ = layer(x, angles, attend_in(number))
         return normalised(x[:, config.first_place :], self.norm, config.layer)
@@ -327,8 +337,3 @@ class BlockHead(HeadWeights):
             return state, scores, None
         confidence = self.confidence(read)[..., 0].astype(jnp.float32)
         return state, scores, jax.nn.log_sigmoid(confidence)
-
-    def _angles(self, positions: Int[Array, "B T"]) -> Angles:
-        config = self.config
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        return rotary_angles(positions, frequencies)

@@ -270,7 +270,9 @@ def _refuse_unsupported(stated: Mapping[str, Any], shapes: Shapes) -> None:
         )
     READER.expect(stated, "num_hidden_layers", 1)
     READER.refuse_other_layers(stated)
-    if stated.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
+    third = "midlayer.hidden_norm.weight" in shapes
+    # Heads of the first version always score with the target's projection.
+    if third and stated.get("tie_word_embeddings") and "lm_head.weight" not in shapes:
         READER.refuse(
             "tie_word_embeddings",
             "is True, but tied embeddings are not supported; use a head with an lm_head.weight.",

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from redrafter_jax.config import LinearScaling, Llama3Scaling, RopeScaling, TargetConfig, TreeConfig
-from redrafter_jax.config.drafter import HeadConfig
+from redrafter_jax.config.drafter import HeadConfig, check_depth
 from redrafter_jax.config.limits import Count, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, TrainedHead
 from redrafter_jax.drafters.own_layer import angles_of, attend_in_rows, layer_config
@@ -73,6 +73,8 @@ class EagleConfig(HeadConfig):
         2605.09992).
       norm_output: whether the next round reads the output after the last norm, rather than before
         it.
+      num_target_layers: number of layers of the target that the head was trained for; None if its
+        files do not state it.
     """
 
     version: Literal["1", "3"]
@@ -93,6 +95,7 @@ class EagleConfig(HeadConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    num_target_layers: Count | None = None
     head: Literal["own", "target"] = field(default="own", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -146,7 +149,13 @@ class EagleConfig(HeadConfig):
         return 1 if self.version == "1" else len(self.context_layers) or _FUSED
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """The indices of the target layers whose outputs the head fuses."""
+        """The indices of the target layers whose outputs the head fuses.
+
+        Raises:
+          InputError: the head was trained for a target with another number of layers, or its
+            default layers need a target with more.
+        """
+        check_depth(target, self.num_target_layers)
         if self.version == "1" or self.context_layers:
             return self.context_layers
         layers = target.num_hidden_layers
@@ -160,11 +169,7 @@ class EagleConfig(HeadConfig):
 
     def check_tree(self, tree: TreeConfig) -> None:
         """Refuse a static tree, and a tree that has more beams than the head has tokens."""
-        if tree.static_tree:
-            raise InputError(
-                "TreeConfig.static_tree is for heads that draft by rank (Medusa heads), not for an "
-                "EAGLE head; leave static_tree out."
-            )
+        tree.check_beams("an EAGLE head")
         super().check_tree(tree)
 
 

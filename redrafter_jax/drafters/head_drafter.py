@@ -180,12 +180,6 @@ class HeadDrafter(Drafter):
 
 
 def _check_target(target: TargetConfig, drafter: HeadConfig) -> None:
-    layers, meant = target.num_hidden_layers, drafter.num_target_layers
-    if meant not in (None, layers):
-        raise InputError(
-            f"The drafter was trained for a target with {meant} layers, and this target has "
-            f"{layers}; use a drafter trained for this target."
-        )
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(drafter, name), getattr(target, name)
         if ours != theirs:

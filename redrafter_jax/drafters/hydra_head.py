@@ -18,11 +18,10 @@ from redrafter_jax.config import LinearScaling, TargetConfig, TreeConfig
 from redrafter_jax.config.drafter import HeadConfig
 from redrafter_jax.config.limits import Checked, Count, Natural, Positive, require
 from redrafter_jax.drafters.head_drafter import Dense, HeadWeights
-from redrafter_jax.drafters.own_layer import layer_config
+from redrafter_jax.drafters.own_layer import angles_of, layer_config
 from redrafter_jax.errors import InputError
 from redrafter_jax.models.decoder_layer import Attend, DecoderLayer, norm_weight, normalised
 from redrafter_jax.models.linear import linear
-from redrafter_jax.models.rotary import rotary_angles, rotary_frequencies
 from redrafter_jax.types import Scorer
 
 
@@ -89,7 +88,11 @@ class HydraConfig(HeadConfig):
         )
 
     def layers_of(self, target: TargetConfig) -> tuple[int, ...]:
-        """The index of the layer whose output the heads read, as a tuple; () for the last layer."""
+        """The index of the layer whose output the heads read, as a tuple; () for the last layer.
+
+        Raises:
+          InputError: the target has too few layers.
+        """
         if not self.hidden_state_offset:
             return ()
         layer = target.num_hidden_layers - 1 - self.hidden_state_offset
@@ -179,6 +182,5 @@ class HydraHeads(HeadWeights):
     ) -> tuple[Float[Array, "B C D"], Float[Array, "B C K H"], Float[Array, "B C K H"]]:
         """Apply the layer of Hydra++ and its norm; return the outputs, the keys and the values."""
         layer = self.config.layer
-        frequencies = rotary_frequencies(layer.head_dim, layer.rope_theta, layer.rope_scaling)
-        passed, keys, values = self.prefix(hidden, rotary_angles(positions, frequencies), attend)
+        passed, keys, values = self.prefix(hidden, angles_of(layer, positions), attend)
         return normalised(passed, self.prefix_norm, layer), keys, values

@@ -73,7 +73,11 @@ class Reader:
             self.refuse("use_sliding_window", "is True; heads with a window are not supported.")
 
     def flatten_speculators(self, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of speculators' files as one flat mapping."""
+        """Return the fields of speculators' files as one flat mapping.
+
+        Raises:
+          FieldError: the fields of the head's layer are missing.
+        """
         layer = stated.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             self.refuse(
@@ -86,6 +90,9 @@ class Reader:
 
         With `inputs`, number i names the input of layer i, which is the output of layer i - 1.
         Without it, number i names the output of layer i.
+
+        Raises:
+          FieldError: the numbers are not a list of whole numbers, or name the embedding.
         """
         if not isinstance(numbers, list) or any(type(one) is not int for one in numbers):
             self.refuse(field, f"is {numbers!r:.80}; layers must be a list of whole numbers.")

@@ -136,8 +136,9 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
 
     Args:
       name: name of the drafter, as in `load_drafter`.
-      target: the files of the target to draft for, with which a model's tokens are compared. None
-        skips this check, and is not allowed for names that begin with "self:".
+      target: the files of the target to draft for. A drafter that does not fit the target is
+        refused, and so is a model with other tokens. None skips these checks, and is not allowed
+        for names that begin with "self:".
     """
     if (own := parse_self(str(name))) is not None:
         assert target is not None, "its files are known to all that name one"
@@ -153,7 +154,10 @@ def find_drafter(name: str | Path, target: TargetFiles | None = None) -> FoundDr
             outline(files.config).check(target.config)
             check_tokens(files, target)
         return files.match()
-    return _match_head(name, path, stated, kind)
+    found = _match_head(name, path, stated, kind)
+    if target is not None:
+        outline(found.config).check(target.config)
+    return found
 
 
 def find_head(name: str | Path) -> MatchedModel:

@@ -28,6 +28,7 @@ from redrafter_jax.drafters.base import check_pair
 from redrafter_jax.drafters.eagle_head import EagleConfig
 from redrafter_jax.files.convert import convert
 from redrafter_jax.files.drafter_files import find_drafter, find_kind_of_files
+from redrafter_jax.files.target_files import open_target
 
 GOLDENS = Path(__file__).parents[1] / "goldens/eagle"
 HEADS = sorted(path.name for path in GOLDENS.iterdir() if (path / "answers.npz").exists())
@@ -244,7 +245,15 @@ def test_weights_that_a_head_lacks_or_does_not_know_are_refused(
         load_drafter(folder)
 
 
-def test_the_target_of_another_head_is_refused() -> None:
+def test_a_first_head_whose_target_is_tied_scores_with_the_targets_projection(
+    tmp_path: Path,
+) -> None:
+    folder = copy("safeailab_1", tmp_path)
+    change_json(folder / "config.json", tie_word_embeddings=True)
+    assert find_drafter(folder).config == MEANT["safeailab_1"]
+
+
+def test_the_target_of_another_head_is_refused(tmp_path: Path) -> None:
     drafter = load_drafter(GOLDENS / "safeailab_3", "float32")
     target = load_target(GOLDENS / "target", "float32")
     check_pair(target.config, drafter.config, TreeConfig())
@@ -255,6 +264,11 @@ def test_the_target_of_another_head_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=words):
             check_pair(replace(target.config, **changes), drafter.config, TreeConfig())
+    # Before the weights of either are read.
+    folder = copy("safeailab_3", tmp_path)
+    change_json(folder / "config.json", num_target_layers=7)
+    with pytest.raises(InputError, match="for a target with 7 layers, and this target has 8; use"):
+        find_drafter(folder, open_target(GOLDENS / "target"))
     named = load_drafter(GOLDENS / "deepspec", "float32")
     more = random_target(replace(target.config, num_hidden_layers=9))
     with pytest.raises(

@@ -1,5 +1,6 @@
 """Where a drafter starts: its head, and the tokens that it knows."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -8,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from published_heads import GOLDENS
+from tiny_folders import change_json
 from tiny_models import assert_same, random_target
 
-from redrafter_jax import save_drafter
+from redrafter_jax import load_drafter, load_target, save_drafter
 from redrafter_jax.config import TargetConfig
 from redrafter_jax.drafters.base import LoadedHead
 from redrafter_jax.drafters.medusa import MedusaConfig
@@ -119,8 +122,41 @@ def test_a_run_can_start_with_a_trained_drafter(
     with pytest.raises(InputError, match=r"whose num_draft_layers is ., not 5; set the same"):
         start_with(2, num_draft_layers=5)
     if kind == "medusa":
-        with pytest.raises(InputError, match="whose num_heads is 2, not 3"):
+        with pytest.raises(InputError, match="whose num_heads is 2, not 3; set draft_rounds to"):
             start_with(3)
+
+
+def test_a_published_head_that_no_setting_describes_is_refused() -> None:
+    folder = GOLDENS / "eagle/deepspec"
+    target = load_target(GOLDENS / "eagle/target", "float32")
+    settings = DrafterSettings(
+        kind="eagle3",
+        context_layers=(0, 1, 3, 4, 6),
+        draft_vocab_size="auto",
+        initial_drafter=str(folder),
+    )
+    with pytest.raises(InputError, match="whose rope_theta is 1000000.0, not 10000.0; no setting"):
+        new_drafter(target, settings, 2, [(ROWS, 1.0)], 0)
+    deeper = random_target(replace(target.config, num_hidden_layers=9))
+    with pytest.raises(InputError, match="for a target with 8 layers, and this target has 9"):
+        new_drafter(deeper, settings, 2, [(ROWS, 1.0)], 0)
+
+
+def test_a_published_head_that_names_the_depth_of_its_target_is_trained_further(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(GOLDENS / "eagle/safeailab_3", tmp_path / "head")
+    change_json(tmp_path / "head/config.json", num_target_layers=8)
+    head = load_drafter(tmp_path / "head", "float32")
+    assert head.config.num_target_layers == 8
+    target = load_target(GOLDENS / "eagle/target", "float32")
+    settings = DrafterSettings(
+        kind="eagle3", draft_vocab_size="auto", initial_drafter=str(tmp_path / "head")
+    )
+    trained = new_drafter(target, settings, 2, [(ROWS, 1.0)], 0)
+    assert_same(trained, head)
+    save_drafter(trained, tmp_path / "saved")
+    assert_same(load_drafter(tmp_path / "saved", "float32"), head)
 
 
 def test_a_trained_drafter_without_parameters_of_tokens_drafts_others(tmp_path: Path) -> None:
