@@ -67,9 +67,7 @@ class BlockDrafter(HeadDrafter):
         """Append keys and values of decided tokens, computed from the target's hidden states."""
         del target
         positions = decided.start[:, None] + jnp.arange(decided.tokens.shape[1])
-        remembered = self.model.merge().remember(decided.hidden, positions)
-        dtype = cache.keys[0].dtype
-        keys, values = (tuple(one.astype(dtype) for one in layers) for layers in remembered)
+        keys, values = self.model.merge().remember(decided.hidden, positions)
         return own, append(cache, keys, values, decided.count)
 
     def propose(

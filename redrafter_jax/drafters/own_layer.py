@@ -136,8 +136,7 @@ def read_decided(
     cache = cache._replace(lengths=lengths)
     newest = jnp.maximum(decided.count - 1, 0)[:, None, None]
     last = jnp.take_along_axis(output, newest, axis=1)[:, 0].astype(own.dtype)
-    dtype = cache.keys[0].dtype
-    cache = append(cache, (keys.astype(dtype),), (values.astype(dtype),), decided.count)
+    cache = append(cache, (keys,), (values,), decided.count)
     return jnp.where(decided.count[:, None] > 0, last, own), cache
 
 

@@ -76,7 +76,8 @@ def append(
 ) -> KVCache:
     """Write the first `count` of T tokens after the cached tokens of every row.
 
-    The remaining tokens are not written, so rows need no room for them.
+    The remaining tokens are not written, so rows need no room for them. Entries are cast to the
+    dtype of the cache, which is the target's; a drafter may have another.
     """
     (B, T), pages = keys[0].shape[:2], len(cache.keys[0])
     places = jnp.arange(T)
@@ -86,7 +87,8 @@ def append(
     none = pages + jnp.arange(B * T).reshape(B, T)
     page = jnp.where(places < count[:, None], own, none)
 
-    written = write_rows(cache.keys + cache.values, keys + values, page, at % PAGE)
+    entries = tuple(one.astype(cache.keys[0].dtype) for one in keys + values)
+    written = write_rows(cache.keys + cache.values, entries, page, at % PAGE)
     L = len(keys)
     return cache._replace(
         keys=written[:L],

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from tiny_models import random_target, tiny_config
+from tiny_models import cast, random_target, tiny_config
 from trees import live_paths
 
 from redrafter_jax import (
@@ -249,6 +249,13 @@ def test_a_model_that_drafts_for_itself_is_right(target: Target, sampling: Sampl
     assert result.tokens == generate_autoregressive(target, prompts, **options).tokens
     assert result.acceptance_length == CHAIN.draft_rounds + 1
     assert result.steps == [4] * len(prompts)
+
+
+def test_a_model_of_another_dtype_drafts_too(target: Target) -> None:
+    rounded = cast(target, jnp.bfloat16)
+    drafter = random_target(DRAFTERS["Llama"], 5)
+    run = partial(generate, rounded, prompts=[[1, 2, 3], [4]], max_new_tokens=12)
+    assert run(drafter).tokens == run(None).tokens
 
 
 @pytest.mark.long

@@ -47,6 +47,7 @@ def test_a_drafter_and_its_optimizer_can_be_made(
     [
         "demo_regenerate",
         "llama_3_1_8b_words",
+        "qwen2_5_coder_1_5b/words",
         "smollm2_135m/kinds",
         "smollm2_135m/own_words",
         "smollm2_135m/regenerate",
