@@ -135,7 +135,9 @@ def test_a_published_head_that_no_setting_describes_is_refused() -> None:
         draft_vocab_size="auto",
         initial_drafter=str(folder),
     )
-    with pytest.raises(InputError, match="whose rope_theta is 1000000.0, not 10000.0; no setting"):
+    with pytest.raises(
+        InputError, match=r"whose rope_theta is 1000000\.0, not 10000\.0; no setting"
+    ):
         new_drafter(target, settings, 2, [(ROWS, 1.0)], 0)
     deeper = random_target(replace(target.config, num_hidden_layers=9))
     with pytest.raises(InputError, match="for a target with 8 layers, and this target has 9"):
