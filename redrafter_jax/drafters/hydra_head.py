@@ -144,7 +144,13 @@ class HydraHead(nnx.Module):
     def __call__(
         self, x: Float[Array, "... I"], scorer: Scorer | None = None
     ) -> Float[Array, "... U"]:
-        """Return float32 scores of the U draftable tokens; on a mesh, this device's shard."""
+        """Return float32 scores of the U draftable tokens; on a mesh, this device's shard.
+
+        Args:
+          x: input of the first block: for `grounded` heads the hidden state and the embeddings of
+            the root and of the tokens drafted so far, side by side; for others the hidden state.
+          scorer: the target's vocabulary projection; required for `head="target"` only.
+        """
         repeated = self.config.num_draft_layers
         if self.config.grounded:
             x, repeated = self.first(x), repeated - 1

@@ -62,7 +62,14 @@ class PairLayer(nnx.Module):
         positions: Int[Array, "B T"],
         attend: Attend,
     ) -> Passed:
-        """Return the hidden states after the layer, and the keys and values of the entries."""
+        """Return the hidden states after the layer, and the keys and values of the entries.
+
+        Args:
+          hidden: hidden states, which the residual connection carries.
+          embedded: embedding of the token after each hidden state.
+          positions: position of each pair, for the rotary embedding.
+          attend: attention over the entries of earlier pairs and of these.
+        """
         config = self.config
         pair = (
             normalised(embedded, self.embedding_norm, config),

@@ -134,6 +134,7 @@ def test_texts_are_the_targets_own(
 
 
 @pytest.mark.long
+@pytest.mark.further
 def test_texts_with_penalties_are_the_targets_own(
     habitual_target: Target, drafter: Any, tree: TreeConfig
 ) -> None:

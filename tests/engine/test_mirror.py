@@ -42,6 +42,7 @@ from redrafter_jax.types import KVCache, TokenTree, View
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
+FURTHER = (pytest.mark.long, pytest.mark.further)
 CHAIN = TreeConfig(beam_width=1, draft_rounds=3)
 TREE = TreeConfig(beam_width=2, draft_rounds=2, num_nodes=4, rerank=True)
 CONFIG = tiny_config(num_hidden_layers=4)
@@ -90,13 +91,13 @@ def both(
             marks=pytest.mark.long,
         ),
         pytest.param("head", TREE, MirrorConfig(1, 4), marks=pytest.mark.long),
-        pytest.param("head", TREE, MirrorConfig(3, 1, 2, 1), marks=pytest.mark.long),
-        pytest.param("self", TREE, MirrorConfig(2, 4, None, 1), marks=pytest.mark.long),
+        pytest.param("head", TREE, MirrorConfig(3, 1, 2, 1), marks=FURTHER),
+        pytest.param("self", TREE, MirrorConfig(2, 4, None, 1), marks=FURTHER),
         pytest.param("self", CHAIN, MirrorConfig(3, 8), marks=pytest.mark.long),
-        pytest.param("model", TREE, MirrorConfig(2, 4, None, 2), marks=pytest.mark.long),
+        pytest.param("model", TREE, MirrorConfig(2, 4, None, 2), marks=FURTHER),
         pytest.param("eagle", CHAIN, MirrorConfig(2, 4, None, 1), marks=pytest.mark.long),
         pytest.param("bigram", CHAIN, MirrorConfig(1, 3), marks=pytest.mark.long),
-        pytest.param("lookup", CHAIN, MirrorConfig(1, 3, None, 1), marks=pytest.mark.long),
+        pytest.param("lookup", CHAIN, MirrorConfig(1, 3, None, 1), marks=FURTHER),
         pytest.param(
             "model",
             TreeConfig(beam_width=1, draft_rounds=2, lookup_tokens=2),
@@ -113,7 +114,7 @@ def test_texts_are_the_baselines(kind: str, tree: TreeConfig, mirror: MirrorConf
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("devices", [0, 1])
+@pytest.mark.parametrize("devices", [pytest.param(0, marks=pytest.mark.further), 1])
 def test_texts_of_200_random_pairs_are_the_baselines(devices: int) -> None:
     mirror = MirrorConfig(layer=2, candidates=3, drafter_devices=devices)
     prepared = 0
