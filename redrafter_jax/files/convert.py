@@ -247,7 +247,14 @@ def _write_tokenizer(files: GgufFiles, folder: Path) -> list[str]:
 def _check_same(
     found: MatchedModel, written: MatchedModel, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> None:
-    """Compare the written weights with the source bit for bit."""
+    """Compare the written configuration and weights with the source, weights bit for bit."""
+    if written.config != found.config:
+        ours, theirs = _leaves(asdict(written.config)), _leaves(asdict(found.config))
+        missing = [f"{name}={theirs[name]!r}" for name in theirs if ours.get(name) != theirs[name]]
+        raise InputError(
+            f"{found.folder}: config.json does not state {', '.join(missing)}, which only weights "
+            "that conversion leaves out imply; state it there."
+        )
     pairs = zip((*written.weights, *written.tables), (*found.weights, *found.tables), strict=True)
     for ours, theirs in pairs:
         if ours.name != theirs.name or not same_weight(ours, theirs, dtype, forms.get(theirs.name)):
@@ -255,3 +262,11 @@ def _check_same(
                 f"{theirs.path}: weight {theirs.name!r} differs after it was written; the disk or "
                 "the memory may be faulty, so the copy was deleted."
             )
+
+
+def _leaves(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration without those that contain others."""
+    leaves: dict[str, Any] = {}
+    for name, value in fields.items():
+        leaves |= _leaves(value) if isinstance(value, Mapping) else {name: value}
+    return leaves

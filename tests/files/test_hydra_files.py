@@ -10,7 +10,7 @@ import pytest
 from published_heads import GOLDENS, heads_in
 from safetensors.numpy import load_file, save_file
 from tiny_folders import change_json
-from tiny_models import assert_same
+from tiny_models import assert_same, random_drafter
 
 from redrafter_jax import InputError, TreeConfig, load_drafter, load_target, save_drafter
 from redrafter_jax.config import LinearScaling
@@ -54,6 +54,24 @@ def test_it_is_saved_and_converted_in_its_own_layout(tmp_path: Path, name: str) 
     change_json(source / "config.json", num_attention_heads=2)
     convert(source, tmp_path / "converted", "bfloat16")
     assert_same(load_drafter(tmp_path / "converted"), load_drafter(HYDRA / name))
+
+
+def test_a_conversion_that_would_lose_the_width_of_a_head_is_refused(tmp_path: Path) -> None:
+    layer = PrefixLayer(24, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    drafter = random_drafter(HydraConfig(V, 128, 1, 1, prefix=layer))
+    save_drafter(drafter, tmp_path / "published")
+    weights = tmp_path / "published/model.safetensors"
+    told = {"prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq": np.ones(32, np.float32)}
+    save_file(load_file(weights) | told, weights)
+    published = tmp_path / "published/config.json"
+    # As the authors' files, which state no sizes.
+    change_json(published, model_type=..., prefix=..., vocab_size=..., hidden_size=...)
+    assert find_drafter(tmp_path / "published").config == drafter.config
+    with pytest.raises(InputError, match=r"does not state .*, head_dim=64, which only weights"):
+        convert(tmp_path / "published", tmp_path / "converted")
+    change_json(published, head_dim=64)
+    convert(tmp_path / "published", tmp_path / "converted")
+    assert_same(load_drafter(tmp_path / "converted", "float32"), drafter)
 
 
 def test_of_blocks_that_are_one_the_last_is_kept(tmp_path: Path) -> None:
