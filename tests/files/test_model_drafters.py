@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ from tiny_folders import CHARACTERS, PairFolders, change_json, character_tokeniz
 from tiny_gguf import write_random
 from tiny_models import assert_same, tiny_config
 
-from redrafter_jax import InputError, load_drafter, load_target
+from redrafter_jax import (
+    InputError,
+    SamplingConfig,
+    TreeConfig,
+    generate,
+    generate_autoregressive,
+    load_drafter,
+    load_target,
+)
 from redrafter_jax.drafters.model_drafter import ModelDrafter
 from redrafter_jax.files.drafter_files import find_drafter, find_head
 from redrafter_jax.files.target_files import open_target
@@ -30,6 +39,21 @@ def test_a_folder_or_a_file_of_a_model_is_loaded_as_a_target_is(
     write_random(path, "Q4_0", BLOCKS)
     assert_same(load_drafter(path, "float32"), load_target(path, "float32"))
     assert find_tree_table(path) is None
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_gguf_file_drafts_for_another(tmp_path: Path, keep: bool) -> None:
+    """With blocks dequantized, and kept as they are."""
+    write_random(tmp_path / "large.gguf", "Q8_0", replace(BLOCKS, num_hidden_layers=3))
+    write_random(tmp_path / "small.gguf", "Q4_0", BLOCKS)
+    target = load_target(tmp_path / "large.gguf", "float32", keep_quantized=keep)
+    small = load_drafter(tmp_path / "small.gguf", "float32", target=target)
+    batch: dict[str, Any] = {"prompts": [[1, 2, 3], [4]], "max_new_tokens": 12}
+    batch["sampling"] = [SamplingConfig(), SamplingConfig(1.0)]
+    expected = generate_autoregressive(target, **batch).tokens
+    drafted = generate(target, small, tree=TreeConfig(beam_width=2, draft_rounds=2), **batch)
+    assert drafted.tokens == expected
 
 
 def test_a_part_of_the_target_needs_the_target(folders: PairFolders, target: Target) -> None:
