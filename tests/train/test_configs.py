@@ -25,6 +25,7 @@ TARGET = ["target=a/model"]
         ("llama_3_1_8b", 128256, 32, 131072),
         ("qwen3_8b", 151936, 36, 40960),
         ("vicuna_7b", 32000, 32, 2048),
+        ("qwen2_5_coder_1_5b/head", 151936, 28, 32768),
         ("smollm2_135m/demo", 49152, 30, 8192),
         ("smollm2_135m/drafter", 49152, 30, 8192),
         ("smollm2_135m/attending", 49152, 30, 8192),
