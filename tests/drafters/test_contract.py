@@ -228,7 +228,10 @@ def test_requests_come_go_and_are_cancelled(
         assert own == (text[: len(own)] if number in cancelled else text)
 
 
-@pytest.mark.parametrize(("data", "model"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [(2, 1), pytest.param(1, 2, marks=(pytest.mark.long, pytest.mark.further))],
+)
 def test_on_a_mesh_it_drafts_the_same(
     habitual_target: Target,
     drafter: Any,

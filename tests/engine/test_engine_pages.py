@@ -136,15 +136,9 @@ def test_every_text_is_its_own_in_a_quarter_of_the_pages(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("data", "seed"),
-    [
-        (1, 1),
-        pytest.param(1, 2, marks=pytest.mark.further),
-        pytest.param(2, 1, marks=pytest.mark.further),
-        pytest.param(2, 2, marks=pytest.mark.further),
-    ],
-)
+@pytest.mark.further
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("data", [1, 2])
 def test_five_hundred_requests_leave_no_page_behind(target: Target, data: int, seed: int) -> None:
     mesh = None if data == 1 else make_mesh(data, 1)
     drafter = imitating_eagle(target, "3")

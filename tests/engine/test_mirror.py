@@ -114,7 +114,8 @@ def test_texts_are_the_baselines(kind: str, tree: TreeConfig, mirror: MirrorConf
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("devices", [pytest.param(0, marks=pytest.mark.further), 1])
+@pytest.mark.further
+@pytest.mark.parametrize("devices", [0, 1])
 def test_texts_of_200_random_pairs_are_the_baselines(devices: int) -> None:
     mirror = MirrorConfig(layer=2, candidates=3, drafter_devices=devices)
     prepared = 0

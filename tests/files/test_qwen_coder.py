@@ -16,7 +16,7 @@ from redrafter_jax import (
 )
 from redrafter_jax.files.real_models import QWEN_CODER
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.further]
 
 QUESTION = """Rename the function calc to area in this code and repeat the whole code.
 
