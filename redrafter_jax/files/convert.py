@@ -59,8 +59,8 @@ def convert(
     Raises:
       InputError: the source cannot be loaded; the folder cannot be written; `for_apple` is set for
         a target or for a drafter with features that Apple's layout lacks; `quantization` is set for
-        a source that is already quantized; or `keep_quantized` is set for a source that is not
-        GGUF.
+        a source that is already quantized; `keep_quantized` is set for a source that is not GGUF;
+        or a drafter's `config.json` omits sizes that only weights which are not copied imply.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InputError(
@@ -247,13 +247,13 @@ def _write_tokenizer(files: GgufFiles, folder: Path) -> list[str]:
 def _check_same(
     found: MatchedModel, written: MatchedModel, dtype: str | None, forms: Mapping[str, WeightFormat]
 ) -> None:
-    """Compare the written configuration and weights with the source, weights bit for bit."""
-    if written.config != found.config:
-        ours, theirs = _leaves(asdict(written.config)), _leaves(asdict(found.config))
-        missing = [f"{name}={theirs[name]!r}" for name in theirs if ours.get(name) != theirs[name]]
+    """Compare a drafter's configuration with the source, and all weights bit for bit."""
+    if find_kind(found.config) is not None and written.config != found.config:
+        ours, theirs = asdict(written.config), asdict(found.config)
+        lost = [f"{name}={theirs[name]!r:.300}" for name in theirs if ours[name] != theirs[name]]
         raise InputError(
-            f"{found.folder}: config.json does not state {', '.join(missing)}, which only weights "
-            "that conversion leaves out imply; state it there."
+            f"{found.folder}: the conversion leaves out weights that imply {', '.join(lost)}; "
+            "state these sizes in config.json."
         )
     pairs = zip((*written.weights, *written.tables), (*found.weights, *found.tables), strict=True)
     for ours, theirs in pairs:
@@ -262,11 +262,3 @@ def _check_same(
                 f"{theirs.path}: weight {theirs.name!r} differs after it was written; the disk or "
                 "the memory may be faulty, so the copy was deleted."
             )
-
-
-def _leaves(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration without those that contain others."""
-    leaves: dict[str, Any] = {}
-    for name, value in fields.items():
-        leaves |= _leaves(value) if isinstance(value, Mapping) else {name: value}
-    return leaves

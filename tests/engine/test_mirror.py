@@ -97,7 +97,7 @@ def both(
         pytest.param("model", TREE, MirrorConfig(2, 4, None, 2), marks=FURTHER),
         pytest.param("eagle", CHAIN, MirrorConfig(2, 4, None, 1), marks=pytest.mark.long),
         pytest.param("bigram", CHAIN, MirrorConfig(1, 3), marks=pytest.mark.long),
-        pytest.param("lookup", CHAIN, MirrorConfig(1, 3, None, 1), marks=FURTHER),
+        pytest.param("lookup", CHAIN, MirrorConfig(1, 3, None, 1), marks=pytest.mark.long),
         pytest.param(
             "model",
             TreeConfig(beam_width=1, draft_rounds=2, lookup_tokens=2),
