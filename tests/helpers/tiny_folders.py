@@ -133,7 +133,7 @@ def run_module(*arguments: str, optimized: bool = False) -> subprocess.Completed
         env=os.environ | compilation,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=300,
         check=False,
     )
 
